@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/alecthomas/kong"
+)
+
+// Exit codes of every command.
+const (
+	exitOK     = 0
+	exitFailed = 1 // it failed, or found what it looks for (differences, problems)
+	exitUsage  = 2 // wrong flags, variables or configuration file
+)
+
+const description = `Sends LLM requests to the worker whose KV cache already holds the prompt's prefix.
+
+    warmroute demo        see it work: no Redis, no GPU, under a minute
+    warmroute serve       indexer and frontend in one process
+    warmroute indexer     follows the engines' KV events into Redis
+    warmroute frontend    OpenAI-compatible router; run as many as you like
+
+Every flag is also a WARMROUTE_* variable and a key of the YAML file that --config names, all
+under the same name: --lookup-budget, WARMROUTE_LOOKUP_BUDGET, lookup-budget. A flag wins over
+the variable, the variable over the file, the file over the default.
+
+Exit codes: 0 done; 1 failed, or found what it looks for; 2 wrong flags or configuration.
+SIGINT and SIGTERM drain and then end; a second signal ends at once.`
+
+// cli is the whole command line: one field per command, the settings in one documented struct
+// per concern (see the *Options structs), shared by the commands that need them.
+type cli struct {
+	Help   helpFlag   `short:"h" help:"Show this help and exit."`
+	Config string     `short:"c" placeholder:"FILE" help:"YAML file whose keys are names of flags."`
+	Log    logOptions `embed:"" prefix:"log-" group:"Logging"`
+
+	Version versionCmd `cmd:"" help:"Print the version."`
+}
+
+// stdio is where a command reads and writes; logs go to Err.
+type stdio struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// run parses args and runs the command that they name. It returns the exit code.
+func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
+	std := &stdio{In: in, Out: out, Err: errOut}
+	cmd, logger, err := parse(args, std, os.Environ())
+	if err == nil {
+		cmd.BindTo(ctx, (*context.Context)(nil))
+		cmd.Bind(std, logger)
+		err = cmd.Run()
+	}
+	var usage *usageError
+	switch {
+	case err == nil, errors.Is(err, errHelp):
+		return exitOK
+	case errors.As(err, &usage):
+		_, _ = fmt.Fprintf(errOut, "warmroute: %v\n%s\n", err, usage.hint)
+		return exitUsage
+	default:
+		_, _ = fmt.Fprintf(errOut, "warmroute: %v\n", err)
+		return exitFailed
+	}
+}
+
+// usageError is an error in flags, variables or the configuration file.
+type usageError struct {
+	err  error
+	hint string // what to do about it
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// usagef makes a usage error of a command that finds its flags contradictory.
+func usagef(format string, args ...any) error {
+	return &usageError{fmt.Errorf(format, args...), `Run "warmroute --help" for the commands and their flags.`}
+}
+
+// errHelp says that help was printed and nothing is left to do.
+var errHelp = errors.New("help was asked for")
+
+// helpFlag prints help like kong's own, but ends the parse by an error instead of os.Exit.
+type helpFlag bool
+
+// IgnoreDefault keeps a default command from hiding the flag.
+func (helpFlag) IgnoreDefault() {}
+
+// BeforeReset prints the help of the command that the flag stands behind.
+func (helpFlag) BeforeReset(ctx *kong.Context) error {
+	if err := ctx.PrintUsage(false); err != nil {
+		return err
+	}
+	return errHelp
+}
+
+// parse reads flags, variables and file, in this order of precedence, and makes the logger.
+func parse(args []string, std *stdio, environ []string) (*kong.Context, *slog.Logger, error) {
+	var c cli
+	app, err := newParser(&c, std)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	cmd, err := app.Parse(args)
+	if err != nil {
+		return nil, nil, explain(err)
+	}
+	logger := c.Log.logger(std.Err)
+	warnUnknownVariables(logger, app.Model, environ)
+	return cmd, logger, nil
+}
+
+func newParser(c *cli, std *stdio) (*kong.Kong, error) {
+	return kong.New(c,
+		kong.Name("warmroute"),
+		kong.Description(description),
+		kong.Writers(std.Out, std.Err),
+		kong.NoDefaultHelp(),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, NoAppDescFormat: true}),
+		kong.DefaultEnvars(envPrefix),
+		kong.WithBeforeResolve(loadConfigFile),
+	)
+}
+
+// explain makes a usage error of a parse error, with a pointer to the right help.
+func explain(err error) error {
+	var parse *kong.ParseError
+	if !errors.As(err, &parse) || errors.Is(err, errHelp) {
+		return err
+	}
+	command := "warmroute"
+	if node := parse.Context.Selected(); node != nil {
+		command = node.FullPath()
+	}
+	return &usageError{parse.Unwrap(), fmt.Sprintf(`Run "%s --help" for what it takes.`, command)}
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/alecthomas/kong"
+	"github.com/warmroute/warmroute/cmd/warmroute/internal/configfile"
+)
+
+const envPrefix = "WARMROUTE"
+
+// loadConfigFile adds the configuration file, where one is named, as a source of flag values.
+func loadConfigFile(ctx *kong.Context) error {
+	path := os.Getenv(envPrefix + "_CONFIG")
+	for _, flag := range ctx.Flags() {
+		if flag.Name == "config" {
+			if v, ok := ctx.FlagValue(flag).(string); ok && v != "" {
+				path = v
+			}
+		}
+	}
+	if path == "" {
+		return nil
+	}
+	file, err := configfile.Read(path, fileSchema(ctx.Model))
+	if err != nil {
+		return err
+	}
+	ctx.AddResolver(fileResolver{path, file})
+	return nil
+}
+
+// settings calls f for every flag of every command that can also be a variable and a key.
+func settings(app *kong.Application, f func(*kong.Flag)) {
+	var visit func(*kong.Node)
+	visit = func(n *kong.Node) {
+		for _, flag := range n.Flags {
+			if len(flag.Envs) > 0 {
+				f(flag)
+			}
+		}
+		for _, child := range n.Children {
+			visit(child)
+		}
+	}
+	visit(app.Node)
+}
+
+// fieldser is a list flag whose elements may be written as mappings in the file.
+type fieldser interface{ Fields() []string }
+
+// fileSchema allows the settings of all commands, so that one file can serve them all.
+func fileSchema(app *kong.Application) configfile.Schema {
+	schema := configfile.Schema{}
+	settings(app, func(flag *kong.Flag) {
+		if flag.Name == "config" {
+			return
+		}
+		shape := configfile.Shape{List: flag.IsSlice()}
+		if f, ok := flag.Target.Interface().(fieldser); ok {
+			shape.Fields = f.Fields()
+		}
+		schema[flag.Name] = shape
+	})
+	return schema
+}
+
+// fileResolver gives kong the values of the file.
+type fileResolver struct {
+	path     string
+	settings map[string]configfile.Setting
+}
+
+// Validate has nothing left to do: the file was checked when it was read.
+func (fileResolver) Validate(*kong.Application) error { return nil }
+
+// Resolve finds a flag's value. A variable that is set wins, which kong has applied already.
+func (r fileResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+	s, ok := r.settings[flag.Name]
+	if !ok || slices.ContainsFunc(flag.Envs, envIsSet) {
+		return nil, nil
+	}
+	var value any = s.Values[0]
+	if flag.IsSlice() {
+		list := make([]any, len(s.Values))
+		for i, v := range s.Values {
+			list[i] = v
+		}
+		value = list
+	}
+	// Kong would name the flag but not the place in the file, so try the value here.
+	trial := reflect.New(flag.Target.Type()).Elem()
+	if err := flag.Parse(kong.Scan().PushTyped(value, kong.FlagValueToken), trial); err != nil {
+		return nil, fmt.Errorf("%s:%d: %w", r.path, s.Line, err)
+	}
+	return value, nil
+}
+
+func envIsSet(name string) bool {
+	_, ok := os.LookupEnv(name)
+	return ok
+}
+
+// warnUnknownVariables names the WARMROUTE_* variables that no command reads. They are not
+// refused: a variable may be left over from another version on a machine that has to start.
+func warnUnknownVariables(logger *slog.Logger, app *kong.Application, environ []string) {
+	var known []string
+	settings(app, func(flag *kong.Flag) { known = append(known, flag.Envs...) })
+	slices.Sort(known)
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		if !strings.HasPrefix(name, envPrefix+"_") || slices.Contains(known, name) {
+			continue
+		}
+		attrs := []any{"variable", name}
+		if near, ok := configfile.Nearest(name, known); ok {
+			attrs = append(attrs, "did_you_mean", near)
+		}
+		logger.Warn("unknown environment variable ignored", attrs...)
+	}
+}
