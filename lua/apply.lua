@@ -1,0 +1,235 @@
+-- Applies the operations of consecutive messages of one stream and moves its watermark, all or nothing.
+--
+-- KEYS[1] stream   hash: gen, seq, slot, updated_ms
+-- KEYS[2] holders  hash: block hash -> nibble string
+-- KEYS[3] blocks of tier 0 (device): sorted set, member = block hash, score = low 53 bits of the engine hash
+-- KEYS[4] blocks of tier 1 (host)
+-- KEYS[5] blocks of tier 2 (disk)
+-- KEYS[6] copies of tier 0: hash, engine hash -> further physical copies
+-- KEYS[7] copies of tier 1
+-- KEYS[8] copies of tier 2
+-- ARGV[1] gen      generation that the caller believes in
+-- ARGV[2] first    sequence number of the first message
+-- ARGV[3] last     sequence number of the last message
+-- ARGV[4] flags    may contain f (apply over a gap) and s (count no copies)
+-- ARGV[5] now_ms   the caller's clock, for updated_ms
+-- ARGV[6] marks    "seq:index ..." the ARGV index at which each message's operations begin
+-- ARGV[7..] runs   "s0".."s2" (store on tier) or "r0".."r2" (remove), count of values that follow, then the values:
+--                  score, block hash for each stored block; score for each removed one.
+--                  A block occurs once in a run.
+-- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap, 3 stale; seq is the watermark now
+-- Effects: idempotent (a repetition is a duplicate); O(blocks · log blocks of the worker)
+local stream, holders = KEYS[1], KEYS[2]
+local blocks = {KEYS[3], KEYS[4], KEYS[5]}
+local copies = {KEYS[6], KEYS[7], KEYS[8]}
+local gen, first, last, flags, now_ms, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+
+local CHUNK = 1000     -- values per command: unpack has a limit
+local MAX_COPIES = 64  -- lost removals must not make a block immortal
+
+local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot')
+if have[1] ~= gen then
+  return {3, have[2] or '-1'}
+end
+local seq = tonumber(have[2])
+if tonumber(last) <= seq then
+  return {1, have[2]}
+end
+if tonumber(first) > seq + 1 and not string.find(flags, 'f', 1, true) then
+  return {2, have[2]}
+end
+local count_copies = not string.find(flags, 's', 1, true)
+
+-- Where another caller has applied the first messages already, begin after them.
+local start = 7
+if tonumber(first) <= seq then
+  start = #ARGV + 1
+  for s, at in string.gmatch(marks, '(%d+):(%d+)') do
+    if tonumber(s) > seq then
+      start = tonumber(at)
+      break
+    end
+  end
+end
+
+-- Validate before the first write: a script error keeps what was written.
+local i = 7
+while i <= #ARGV do
+  local n = tonumber(ARGV[i + 1])
+  local op = ARGV[i]
+  if not n or n < 1 or i + 1 + n > #ARGV or not string.find(op, '^[sr][012]$') then
+    return redis.error_reply('WRARGV a run is s0..s2 or r0..r2, a count, and that many values')
+  end
+  if string.byte(op) == 115 and n % 2 == 1 then
+    return redis.error_reply('WRARGV a store run has pairs of score and block hash')
+  end
+  i = i + 2 + n
+end
+
+local byte, char, sub, rep, floor = string.byte, string.char, string.sub, string.rep, math.floor
+local call = redis.call
+local slot = tonumber(have[3])
+local at = floor(slot / 2) + 1  -- byte of the nibble string that holds this slot: low nibble = even slot
+local high = slot % 2 == 1
+
+local function store(tier, from, to)
+  local unit = 2 ^ tier
+  if high then
+    unit = unit * 16
+  end
+  local fresh = rep('\0', at - 1) .. char(unit)
+  local known = {}  -- nibble string before -> after; neighbours in a chain mostly have the same holders
+  for a = from, to, CHUNK do
+    local b = a + CHUNK - 1
+    if b > to then
+      b = to
+    end
+    local members, m = {}, 0
+    for k = a + 1, b, 2 do
+      m = m + 1
+      members[m] = ARGV[k]
+    end
+    local before = call('HMGET', holders, unpack(members, 1, m))
+    local pairs_, p = {}, 0
+    for k = 1, m do
+      local old = before[k]
+      local new
+      if not old then
+        new = fresh
+      else
+        new = known[old]
+        if new == nil then
+          local n = #old
+          if n < at then
+            new = old .. rep('\0', at - n - 1) .. char(unit)
+          else
+            local v = byte(old, at)
+            if floor(v / unit) % 2 == 1 then
+              new = false
+            else
+              new = sub(old, 1, at - 1) .. char(v + unit) .. sub(old, at + 1)
+            end
+          end
+          known[old] = new
+        end
+      end
+      if new then
+        p = p + 2
+        pairs_[p - 1] = members[k]
+        pairs_[p] = new
+      elseif count_copies then
+        -- Stored before. Under the same engine hash it is one more physical copy; under another one the newer hash wins.
+        local score = ARGV[a + 2 * (k - 1)]
+        if tonumber(call('ZSCORE', blocks[tier + 1], members[k])) == tonumber(score) then
+          local n = tonumber(call('HGET', copies[tier + 1], score) or '0')
+          if n < MAX_COPIES then
+            call('HINCRBY', copies[tier + 1], score, '1')
+          end
+        end
+      end
+    end
+    call('ZADD', blocks[tier + 1], unpack(ARGV, a, b))
+    if p > 0 then
+      call('HSET', holders, unpack(pairs_, 1, p))
+    end
+  end
+end
+
+local function remove(tier, from, to)
+  local key = blocks[tier + 1]
+  local unit = 2 ^ tier
+  if high then
+    unit = unit * 16
+  end
+  local copied = call('EXISTS', copies[tier + 1]) == 1
+  local known = {}
+  for a = from, to, CHUNK do
+    local b = a + CHUNK - 1
+    if b > to then
+      b = to
+    end
+    local gone, g = {}, 0
+    for k = a, b do
+      local score = ARGV[k]
+      local left = copied and tonumber(call('HGET', copies[tier + 1], score) or '0') or 0
+      if left > 1 then
+        call('HINCRBY', copies[tier + 1], score, '-1')
+      elseif left == 1 then
+        call('HDEL', copies[tier + 1], score)
+      else
+        local found = call('ZRANGEBYSCORE', key, score, score)
+        for f = 1, #found do
+          g = g + 1
+          gone[g] = found[f]
+        end
+      end
+    end
+    for c = 1, g, CHUNK do
+      local d = c + CHUNK - 1
+      if d > g then
+        d = g
+      end
+      call('ZREM', key, unpack(gone, c, d))
+      local before = call('HMGET', holders, unpack(gone, c, d))
+      local pairs_, p, dels, q = {}, 0, {}, 0
+      for k = 1, d - c + 1 do
+        local old = before[k]
+        if old then
+          local new = known[old]
+          if new == nil then
+            local v = byte(old, at)
+            if v and floor(v / unit) % 2 == 1 then
+              new = sub(old, 1, at - 1) .. char(v - unit) .. sub(old, at + 1)
+              local n = #new
+              while n > 0 and byte(new, n) == 0 do
+                n = n - 1
+              end
+              new = sub(new, 1, n)
+            else
+              new = old
+            end
+            known[old] = new
+          end
+          if new == '' then
+            q = q + 1
+            dels[q] = gone[c + k - 1]
+          elseif new ~= old then
+            p = p + 2
+            pairs_[p - 1] = gone[c + k - 1]
+            pairs_[p] = new
+          end
+        end
+      end
+      if q > 0 then
+        call('HDEL', holders, unpack(dels, 1, q))
+      end
+      for e = 1, p, CHUNK do
+        local f = e + CHUNK - 1
+        if f > p then
+          f = p
+        end
+        call('HSET', holders, unpack(pairs_, e, f))
+      end
+    end
+  end
+end
+
+i = 7
+while i <= #ARGV do
+  local op, n = ARGV[i], tonumber(ARGV[i + 1])
+  local from, to = i + 2, i + 1 + n
+  i = to + 1
+  if to >= start then
+    if from < start then
+      from = start
+    end
+    local tier = byte(op, 2) - 48
+    if byte(op) == 115 then
+      store(tier, from, to)
+    else
+      remove(tier, from, to)
+    end
+  end
+end
+call('HSET', stream, 'seq', last, 'updated_ms', now_ms)
+return {0, last}

@@ -1,0 +1,49 @@
+-- Makes a stream, with a slot and a generation, or finds it and updates its registration.
+--
+-- KEYS[1] stream   hash: gen, seq, slot, updated_ms and the registration's fields
+-- KEYS[2] slots    hash: slot -> worker/rank, live ones only
+-- KEYS[3] idle     sorted set: slots that no stream has; score 0 = to be swept, else free from that time in ms
+-- KEYS[4] version  integer, changed by every change of slots
+-- ARGV[1] worker/rank
+-- ARGV[2..] field, value of the registration, repeated
+-- Returns {created, gen, seq, slot}: created 1 or 0
+-- Effects: idempotent; O(log slots)
+local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local owner = ARGV[1]
+
+local t = redis.call('TIME')
+local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+local now_ms = string.format('%.0f', now)
+
+local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot')
+local created = 0
+if not have[1] then
+  -- Every slot number below HLEN + ZCARD is in exactly one of slots and idle, so the sum is the next new one.
+  local slot
+  for _, s in ipairs(redis.call('ZRANGEBYSCORE', idle, '1', now_ms, 'LIMIT', '0', '100')) do
+    if not slot or tonumber(s) < tonumber(slot) then
+      slot = s
+    end
+  end
+  if slot then
+    redis.call('ZREM', idle, slot)
+  else
+    slot = string.format('%d', redis.call('HLEN', slots) + redis.call('ZCARD', idle))
+  end
+  -- A generation is also the version, and never older than the clock: it stays unique after the stream, or all of Redis, was deleted.
+  local gen = tonumber(redis.call('GET', version) or '0') + 1
+  if gen < now then
+    gen = now
+  end
+  local gen_text = string.format('%.0f', gen)
+  redis.call('SET', version, gen_text)
+  redis.call('HSET', slots, slot, owner)
+  redis.call('HSET', stream, 'gen', gen_text, 'seq', '-1', 'slot', slot)
+  have = {gen_text, '-1', slot}
+  created = 1
+end
+redis.call('HSET', stream, 'updated_ms', now_ms)
+for i = 2, #ARGV, 2 do
+  redis.call('HSET', stream, ARGV[i], ARGV[i + 1])
+end
+return {created, have[1], have[2], have[3]}

@@ -1,0 +1,76 @@
+-- Ends a stream's generation: all its blocks are gone from lookups at once. The stream goes on in a new
+-- generation, or ends for good.
+--
+-- KEYS[1] stream    hash: gen, seq, slot, updated_ms and the registration
+-- KEYS[2] slots     hash: slot -> worker/rank, live ones only
+-- KEYS[3] idle      sorted set: slots that no stream has; score 0 = to be swept, else free from that time in ms
+-- KEYS[4] version   integer, changed by every change of slots
+-- KEYS[5] blocks of tier 0 (device)
+-- KEYS[6] blocks of tier 1 (host)
+-- KEYS[7] blocks of tier 2 (disk)
+-- KEYS[8] blocks of tier 3 (predicted)
+-- KEYS[9] copies of tier 0
+-- KEYS[10] copies of tier 1
+-- KEYS[11] copies of tier 2
+-- KEYS[12] retired blocks of this slot, tier 0
+-- KEYS[13] retired blocks of this slot, tier 1
+-- KEYS[14] retired blocks of this slot, tier 2
+-- KEYS[15] retired blocks of this slot, tier 3
+-- ARGV[1] gen       generation that the caller believes in
+-- ARGV[2] seq       watermark that the caller believes in; "" = any
+-- ARGV[3] slot      slot that the retired keys are named after
+-- ARGV[4] new_seq   watermark of the new generation; "" = the stream ends
+-- Returns {code, gen, seq, slot}: code 0 retired, 3 stale (nothing done); the rest is the state now, "" where the stream ended
+-- Effects: idempotent (a repetition is stale); O(log slots), whatever the size of the cache
+local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local gen, seq, slot, new_seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot')
+if have[1] ~= gen or have[3] ~= slot or (seq ~= '' and have[2] ~= seq) then
+  return {3, have[1] or '', have[2] or '', have[3] or ''}
+end
+local owner = redis.call('HGET', slots, slot)
+if not owner then
+  return redis.error_reply('WRSLOT the stream has a slot that the slot map does not know; run check')
+end
+
+local t = redis.call('TIME')
+local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+local now_ms = string.format('%.0f', now)
+
+for tier = 0, 3 do
+  if redis.call('EXISTS', KEYS[5 + tier]) == 1 then
+    redis.call('RENAME', KEYS[5 + tier], KEYS[12 + tier])
+  end
+end
+redis.call('UNLINK', KEYS[9], KEYS[10], KEYS[11])
+redis.call('HDEL', slots, slot)
+
+local new_gen = tonumber(redis.call('GET', version) or '0') + 1
+if new_gen < now then
+  new_gen = now
+end
+local gen_text = string.format('%.0f', new_gen)
+redis.call('SET', version, gen_text)
+
+if new_seq == '' then
+  redis.call('ZADD', idle, '0', slot)
+  redis.call('DEL', stream)
+  return {0, '', '', ''}
+end
+
+local fresh
+for _, s in ipairs(redis.call('ZRANGEBYSCORE', idle, '1', now_ms, 'LIMIT', '0', '100')) do
+  if not fresh or tonumber(s) < tonumber(fresh) then
+    fresh = s
+  end
+end
+if fresh then
+  redis.call('ZREM', idle, fresh)
+else
+  fresh = string.format('%d', redis.call('HLEN', slots) + redis.call('ZCARD', idle) + 1)  -- + 1: the old slot is in neither yet
+end
+redis.call('ZADD', idle, '0', slot)
+redis.call('HSET', slots, fresh, owner)
+redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'slot', fresh, 'updated_ms', now_ms)
+return {0, gen_text, new_seq, fresh}

@@ -1,0 +1,269 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/warmroute/warmroute/kvcache"
+)
+
+// LookupOptions says what beside the overlaps a lookup brings.
+type LookupOptions struct {
+	TreeSizes bool // fill OverlapScores.TreeSizes, for one more round trip
+}
+
+// The chunks in which a prompt's blocks are asked for: small first, because most prompts that
+// nobody holds show it in their first blocks, then larger, because each chunk costs a round trip.
+const (
+	firstChunk  = 64
+	chunkGrowth = 8
+	maxPerCall  = 2048 // fields of one HMGET: bounds how long Redis is busy with it
+)
+
+// Lookup finds how far each worker rank holds the prompt whose block hashes are given. It returns
+// within the lookup budget whatever Redis does. The state is Exact with a nil error; Partial or
+// Degraded with the error that says why (see [Reason]), and scores that hold what is known. A pool
+// that does not exist has empty scores, Exact.
+func (s *Store) Lookup(ctx context.Context, id kvcache.PoolID, blocks []kvcache.BlockHash, o LookupOptions) (kvcache.OverlapScores, kvcache.IndexState, error) {
+	start := time.Now()
+	// The lookup runs on its own time: a client that hangs up must not cost a connection.
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.LookupBudget)
+	defer cancel()
+
+	scores := kvcache.OverlapScores{Scores: map[kvcache.WorkerRank]kvcache.Overlap{}}
+	p := s.pool(id)
+	k := p.config.Load()
+	if k == nil {
+		err := p.link.check()
+		if err == nil {
+			k, err = p.load(bounded, s.read)
+			err = p.link.report(ctx, classify(context.WithoutCancel(ctx), err))
+		}
+		if err != nil {
+			return scores, kvcache.Degraded, err
+		}
+		if k == nil {
+			return scores, kvcache.Exact, nil
+		}
+	}
+
+	fields := hexFields(blocks)
+	var errs []error
+	if len(k.shards) == 1 {
+		a := s.lookupShard(ctx, bounded, p, k.shards[0], fields, o)
+		errs = a.merge(&scores, errs)
+	} else {
+		answers := make(chan shardAnswer, len(k.shards))
+		for _, sh := range k.shards {
+			go func() { answers <- s.lookupShard(ctx, bounded, p, sh, fields, o) }()
+		}
+		for range k.shards {
+			a := <-answers
+			errs = a.merge(&scores, errs)
+		}
+	}
+	s.metrics.lookupSeconds.Observe(time.Since(start).Seconds())
+	s.metrics.lookupBlocks.Observe(float64(len(blocks)))
+	switch len(errs) {
+	case 0:
+		return scores, kvcache.Exact, nil
+	case len(k.shards):
+		return scores, kvcache.Degraded, errors.Join(errs...)
+	}
+	return scores, kvcache.Partial, errors.Join(errs...)
+}
+
+// shardAnswer is one shard's part of a lookup.
+type shardAnswer struct {
+	depths []depth
+	slots  *slotMap
+	sizes  map[kvcache.WorkerRank]int
+	err    error
+}
+
+func (a *shardAnswer) merge(into *kvcache.OverlapScores, errs []error) []error {
+	if a.err != nil {
+		return append(errs, a.err)
+	}
+	for slot, d := range a.depths {
+		if d[kvcache.Predicted] == 0 || slot >= len(a.slots.owners) || a.slots.owners[slot].Worker == "" {
+			continue
+		}
+		into.Scores[a.slots.owners[slot]] = kvcache.Overlap{
+			Device: int(d[kvcache.Device]), Host: int(d[kvcache.Host]), Disk: int(d[kvcache.Disk]), Any: int(d[kvcache.Predicted]),
+		}
+	}
+	if a.sizes != nil {
+		if into.TreeSizes == nil {
+			into.TreeSizes = map[kvcache.WorkerRank]int{}
+		}
+		for w, n := range a.sizes {
+			into.TreeSizes[w] = n
+		}
+	}
+	return errs
+}
+
+func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fields []string, o LookupOptions) shardAnswer {
+	if err := sh.link.check(); err != nil {
+		return shardAnswer{err: err}
+	}
+	a, err := sh.lookup(ctx, s.read, fields)
+	if err == nil && o.TreeSizes {
+		err = a.readSizes(ctx, s.read, sh.keys)
+	}
+	if err == nil && a.slots.version == "" {
+		p.forget() // no index there: if it comes back, it may have another configuration
+	}
+	if err != nil {
+		// The deadline is our own, so it counts; a caller that has gone in the meantime does not excuse Redis.
+		a.err = sh.link.report(caller, classify(context.WithoutCancel(caller), fmt.Errorf("look up overlaps: %w", err)))
+	}
+	return a
+}
+
+// lookup asks one shard, chunk by chunk until nobody holds the prefix any more. The version is
+// read after the blocks, so that a change of the slots in between shows.
+func (sh *shard) lookup(ctx context.Context, c redis.UniversalClient, fields []string) (shardAnswer, error) {
+	var p prefixes
+	version := ""
+	for from, size := 0, firstChunk; ; size *= chunkGrowth {
+		to := min(from+size, len(fields))
+		pipe := c.Pipeline()
+		var replies []*redis.StringSliceCmd
+		for a := from; a < to; a += maxPerCall {
+			b := min(a+maxPerCall, to)
+			args := make([]any, 0, 2+b-a)
+			args = append(args, "hmget", sh.keys.holders())
+			for i := a; i < b; i++ {
+				args = append(args, &fields[i])
+			}
+			cmd := redis.NewStringSliceCmd(ctx, args...)
+			_ = pipe.Process(ctx, cmd)
+			replies = append(replies, cmd)
+		}
+		versionCmd := pipe.Get(ctx, sh.keys.version())
+		if _, err := pipe.Exec(ctx); err != nil && err != redis.Nil {
+			return shardAnswer{}, err
+		}
+		warm := len(fields) > 0
+		for _, r := range replies {
+			nibbles, err := r.Result()
+			if err != nil {
+				return shardAnswer{}, err
+			}
+			for _, n := range nibbles {
+				if warm = p.add(n); !warm {
+					break
+				}
+			}
+			if !warm {
+				break
+			}
+		}
+		var err error
+		if version, err = versionCmd.Result(); err != nil && err != redis.Nil {
+			return shardAnswer{}, err
+		}
+		if from = to; !warm || from == len(fields) {
+			break
+		}
+	}
+	a := shardAnswer{depths: p.finish(), slots: sh.slots.Load()}
+	if version == "" {
+		a.slots = noSlots
+	} else if a.slots.version != version {
+		var err error
+		if a.slots, err = readSlots(ctx, c, sh.keys); err != nil {
+			return shardAnswer{}, err
+		}
+		sh.slots.Store(a.slots)
+	}
+	return a, nil
+}
+
+// probe is a lookup of one block that nobody holds, with the slot map read afresh.
+func (sh *shard) probe(ctx context.Context, c redis.UniversalClient) error {
+	_, err := sh.lookup(ctx, c, []string{"0000000000000000"})
+	if err == nil {
+		_, err = readSlots(ctx, c, sh.keys)
+	}
+	return classify(context.WithoutCancel(ctx), err) // the deadline is the probe's own
+}
+
+// readSlots reads the slot map. The version comes first: if the map changes in between, the kept
+// version is the older one and the next lookup reads again.
+func readSlots(ctx context.Context, c redis.UniversalClient, keys shardKeys) (*slotMap, error) {
+	pipe := c.Pipeline()
+	version := pipe.Get(ctx, keys.version())
+	slots := pipe.HGetAll(ctx, keys.slots())
+	if _, err := pipe.Exec(ctx); err != nil && err != redis.Nil {
+		return nil, err
+	}
+	if err := slots.Err(); err != nil {
+		return nil, err
+	}
+	m := &slotMap{version: version.Val()}
+	for number, owner := range slots.Val() {
+		slot, err := strconv.Atoi(number)
+		w, err2 := kvcache.ParseWorkerRank(owner)
+		if err = errors.Join(err, err2); err != nil || slot < 0 || slot > 1<<20 {
+			return nil, fmt.Errorf("slot map: %q = %q: %w", number, owner, ErrCorrupt)
+		}
+		for len(m.owners) <= slot {
+			m.owners = append(m.owners, kvcache.WorkerRank{})
+		}
+		m.owners[slot] = w
+	}
+	return m, nil
+}
+
+// readSizes counts the blocks of every rank with an overlap.
+func (a *shardAnswer) readSizes(ctx context.Context, c redis.UniversalClient, keys shardKeys) error {
+	a.sizes = map[kvcache.WorkerRank]int{}
+	pipe := c.Pipeline()
+	counts := map[kvcache.WorkerRank][]*redis.IntCmd{}
+	for slot, d := range a.depths {
+		if d[kvcache.Predicted] == 0 || slot >= len(a.slots.owners) || a.slots.owners[slot].Worker == "" {
+			continue
+		}
+		w := a.slots.owners[slot]
+		for t := range kvcache.Predicted {
+			counts[w] = append(counts[w], pipe.ZCard(ctx, keys.blocks(w, t)))
+		}
+	}
+	if len(counts) == 0 {
+		return nil
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return err
+	}
+	for w, cmds := range counts {
+		for _, cmd := range cmds {
+			a.sizes[w] += int(cmd.Val())
+		}
+	}
+	return nil
+}
+
+// hexFields writes all hashes into one string and returns its parts: one allocation for all.
+func hexFields(blocks []kvcache.BlockHash) []string {
+	text := make([]byte, 0, 16*len(blocks))
+	for _, b := range blocks {
+		text = b.AppendHex(text)
+	}
+	all := string(text)
+	fields := make([]string, len(blocks))
+	for i := range fields {
+		fields[i] = all[i*16 : i*16+16]
+	}
+	return fields
+}
+
+func rangeOf(score string) *redis.ZRangeBy {
+	return &redis.ZRangeBy{Min: score, Max: score, Count: 1}
+}

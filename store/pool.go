@@ -1,0 +1,228 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/warmroute/warmroute/kvcache"
+)
+
+// PoolConfig is what all users of a pool agree on.
+type PoolConfig struct {
+	BlockSize int // tokens per block
+	Shards    int
+}
+
+// pool is what this process knows about one pool.
+type pool struct {
+	store *Store
+	id    kvcache.PoolID
+	link  *link // while the configuration is unknown
+
+	mu     sync.Mutex
+	config atomic.Pointer[knownPool]
+}
+
+type knownPool struct {
+	PoolConfig
+	shards []*shard
+}
+
+// shard is one part of a pool's index.
+type shard struct {
+	keys  shardKeys
+	name  string
+	link  *link
+	slots atomic.Pointer[slotMap]
+}
+
+// slotMap says which worker rank has which slot, at one version.
+type slotMap struct {
+	version string
+	owners  []kvcache.WorkerRank // by slot; an empty worker where nobody has it
+}
+
+var noSlots = &slotMap{}
+
+func (s *Store) pool(id kvcache.PoolID) *pool {
+	if id.Tenant == "" {
+		id.Tenant = kvcache.DefaultTenant
+	}
+	s.mu.RLock()
+	p := s.pools[id]
+	s.mu.RUnlock()
+	if p != nil {
+		return p
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p = s.pools[id]; p == nil {
+		p = &pool{store: s, id: id}
+		p.link = newLink(s, id.String(), func(ctx context.Context) error {
+			_, err := p.load(ctx, s.read)
+			return classify(context.WithoutCancel(ctx), err)
+		})
+		s.pools[id] = p
+	}
+	return p
+}
+
+// known is the shards, nil while the configuration is unknown.
+func (p *pool) known() []*shard {
+	if k := p.config.Load(); k != nil {
+		return k.shards
+	}
+	return nil
+}
+
+// load reads the configuration unless it is known. nil, nil means that the pool does not exist.
+// The error is not classified yet.
+func (p *pool) load(ctx context.Context, c redis.UniversalClient) (*knownPool, error) {
+	if k := p.config.Load(); k != nil {
+		return k, nil
+	}
+	v, err := c.HMGet(ctx, configKey(p.id), "block_size", "shards").Result()
+	if err != nil {
+		return nil, fmt.Errorf("read pool configuration: %w", err)
+	}
+	if v[0] == nil && v[1] == nil {
+		return nil, nil
+	}
+	size, _ := v[0].(string)
+	shards, _ := v[1].(string)
+	return p.learn(size, shards)
+}
+
+// learn keeps a configuration that Redis named.
+func (p *pool) learn(blockSize, shards string) (*knownPool, error) {
+	size, err1 := strconv.Atoi(blockSize)
+	n, err2 := strconv.Atoi(shards)
+	if err1 != nil || err2 != nil || size < 1 || n < 1 || n > 1024 {
+		return nil, fmt.Errorf("pool configuration: block_size %q, shards %q: %w", blockSize, shards, ErrCorrupt)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if k := p.config.Load(); k != nil && k.BlockSize == size && k.Shards == n {
+		return k, nil
+	}
+	k := &knownPool{PoolConfig: PoolConfig{BlockSize: size, Shards: n}}
+	for i := range n {
+		sh := &shard{keys: newShardKeys(p.id, i), name: p.id.String() + "#" + strconv.Itoa(i)}
+		sh.slots.Store(noSlots)
+		sh.link = newLink(p.store, sh.name, func(ctx context.Context) error {
+			return sh.probe(ctx, p.store.read)
+		})
+		k.shards = append(k.shards, sh)
+	}
+	p.config.Store(k)
+	return k, nil
+}
+
+// forget drops the configuration: Redis may have come back as another one.
+func (p *pool) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.config.Store(nil)
+}
+
+// Pools lists the pools that anybody ever registered a worker in.
+func (s *Store) Pools(ctx context.Context) ([]kvcache.PoolID, error) {
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	names, err := s.write.SMembers(bounded, keyPools).Result()
+	if err != nil {
+		return nil, classify(ctx, fmt.Errorf("list pools: %w", err))
+	}
+	var out []kvcache.PoolID
+	for _, n := range names {
+		id, err := kvcache.ParsePoolID(n)
+		if err != nil {
+			return nil, fmt.Errorf("list pools: %w: %w", err, ErrCorrupt)
+		}
+		out = append(out, id)
+	}
+	return out, nil
+}
+
+// PoolConfig reads a pool's configuration. It is kept once known; ok is false for a pool that
+// does not exist.
+func (s *Store) PoolConfig(ctx context.Context, id kvcache.PoolID) (c PoolConfig, ok bool, err error) {
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	k, err := s.pool(id).load(bounded, s.write)
+	if err != nil || k == nil {
+		return PoolConfig{}, false, classify(ctx, err)
+	}
+	return k.PoolConfig, true, nil
+}
+
+// place finds or makes a worker's shard.
+func (s *Store) place(ctx context.Context, id StreamID, blockSize int) (*shard, int, error) {
+	p := s.pool(id.Pool)
+	v, err := scripts.assign.run(ctx, s.write,
+		[]string{configKey(p.id), placementKey(p.id)}, strconv.Itoa(blockSize), strconv.Itoa(s.opts.Shards), id.Worker)
+	if err != nil {
+		return nil, 0, fmt.Errorf("place worker: %w", err)
+	}
+	if len(v) != 4 {
+		return nil, 0, fmt.Errorf("place worker: %w", errShortReply)
+	}
+	if v[0] == "1" {
+		return nil, 0, &ConflictError{Field: "block_size", Have: v[1], Want: strconv.Itoa(blockSize)}
+	}
+	k, err := p.learn(v[1], v[2])
+	if err != nil {
+		return nil, 0, err
+	}
+	n, err := strconv.Atoi(v[3])
+	if err != nil || n < 0 || n >= len(k.shards) {
+		return nil, 0, fmt.Errorf("place worker: shard %q: %w", v[3], ErrCorrupt)
+	}
+	return k.shards[n], n, nil
+}
+
+// locate is the shard of a worker that was placed before; nil where it was not.
+func (s *Store) locate(ctx context.Context, id StreamID) (*shard, int, error) {
+	p := s.pool(id.Pool)
+	k, err := p.load(ctx, s.write)
+	if err != nil || k == nil {
+		return nil, 0, err
+	}
+	v, err := s.write.HGet(ctx, placementKey(p.id), id.Worker).Result()
+	if err == redis.Nil {
+		return nil, 0, nil
+	} else if err != nil {
+		return nil, 0, fmt.Errorf("find worker's shard: %w", err)
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 0 || n >= len(k.shards) {
+		return nil, 0, fmt.Errorf("find worker's shard: %q: %w", v, ErrCorrupt)
+	}
+	return k.shards[n], n, nil
+}
+
+// shard is the shard that a stream's state names.
+func (s *Store) shard(ctx context.Context, st Stream) (*shard, error) {
+	k, err := s.pool(st.Pool).load(ctx, s.write)
+	if err != nil {
+		return nil, err
+	}
+	if k == nil || st.Shard < 0 || st.Shard >= len(k.shards) {
+		return nil, fmt.Errorf("stream of an unknown shard: %w", ErrInvalid)
+	}
+	return k.shards[st.Shard], nil
+}
+
+// millis reads a time in ms as Redis keeps it.
+func millis(s string) time.Time {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return time.Time{}
+	}
+	return time.UnixMilli(n)
+}

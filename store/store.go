@@ -1,0 +1,147 @@
+// Package store is everything about Redis: the key layout, the atomic writes of an indexer, the
+// pipelined lookups of a frontend, and the state of the way to each shard.
+//
+// # Guarantees
+//
+// Writes happen exactly once, with any number of indexers: [Store.Apply] is conditional on the
+// stream's generation and watermark, so a repetition after a lost reply, or by a second indexer,
+// does nothing. A generation ends in O(1) with [Store.Restart] or [Store.Remove]; from then on
+// no lookup credits its blocks.
+//
+// Lookups use plain commands only. [Store.Lookup] returns within the lookup budget whatever
+// Redis does.
+//
+// # When Redis is away
+//
+// Every error is classified: it wraps [ErrUnavailable], [ErrCorrupt] or [ErrInvalid], or none of
+// them where it says nothing about Redis. The first ErrUnavailable of a lookup takes the shard's
+// link down; while it is down lookups return at once without touching Redis, and one prober per
+// shard and process tries with exponential backoff and full jitter until an answer comes. Writes
+// are not stopped by the link: an indexer retries by itself.
+package store
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/warmroute/warmroute/kvcache"
+)
+
+// Options configures a Store.
+type Options struct {
+	// URL says where Redis is. Required.
+	//
+	//	redis://[user:password@]host[:port][/db]
+	//	rediss://…                                       the same over TLS
+	//	redis+sentinel://[…@]host[:port],…/master[/db]   parameters sentinel_username, sentinel_password
+	//	redis+cluster://[…@]host[:port],…
+	//	rediss+sentinel://…, rediss+cluster://…          over TLS; parameter tls_skip_verify=true
+	URL string
+	// Shards is how many shards a pool gets that this process is the first to register a worker
+	// in. A pool that exists keeps its number. Default 1.
+	Shards int
+	// LookupBudget bounds all Redis work of one lookup. Default 20 ms.
+	LookupBudget time.Duration
+	// WriteTimeout bounds each call of the write side and of the administrative reads. Default 1 s.
+	WriteTimeout time.Duration
+	// PoolSize is how many connections per Redis node the lookups may use, and as many again the
+	// rest. Default 16.
+	PoolSize int
+	// SlotRest is how long the slot of an ended generation rests after the sweep before another
+	// stream may get it. It must be longer than any lookup. Default 1 minute.
+	SlotRest time.Duration
+	// Dialer replaces the network dialer. Default: TCP with keep-alive.
+	Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Logger gets one line for each change of a link. Default: none.
+	Logger *slog.Logger
+	// Registerer takes the metrics. Default: they are not registered.
+	Registerer prometheus.Registerer
+}
+
+// Store is a client of the index in Redis. It is safe for concurrent use.
+type Store struct {
+	opts    Options
+	log     *slog.Logger
+	metrics *metrics
+	read    redis.UniversalClient // lookups: every call ends within the lookup budget
+	write   redis.UniversalClient // the rest: WriteTimeout
+
+	stop       chan struct{}
+	stopOnce   sync.Once
+	background sync.WaitGroup // probers
+
+	mu    sync.RWMutex
+	pools map[kvcache.PoolID]*pool
+}
+
+// New makes a Store. It does no I/O: Redis may be down.
+func New(o Options) (*Store, error) {
+	redisOptions, err := parseURL(o.URL)
+	if err != nil {
+		return nil, err
+	}
+	if o.Shards == 0 {
+		o.Shards = 1
+	}
+	if o.Shards < 1 || o.Shards > 1024 {
+		return nil, errors.New("store: Shards must be 1 to 1024")
+	}
+	setDefault(&o.LookupBudget, 20*time.Millisecond)
+	setDefault(&o.WriteTimeout, time.Second)
+	setDefault(&o.SlotRest, time.Minute)
+	if o.PoolSize <= 0 {
+		o.PoolSize = 16
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Store{
+		opts: o, log: o.Logger, metrics: newMetrics(o.Registerer),
+		read:  newClient(*redisOptions, o, o.LookupBudget),
+		write: newClient(*redisOptions, o, o.WriteTimeout),
+		stop:  make(chan struct{}), pools: map[kvcache.PoolID]*pool{},
+	}
+	quietLibrary.Do(func() { redis.SetLogger(libraryLog{s}) })
+	return s, nil
+}
+
+func setDefault(d *time.Duration, v time.Duration) {
+	if *d <= 0 {
+		*d = v
+	}
+}
+
+// Close stops the probers and closes all connections.
+func (s *Store) Close() error {
+	s.stopOnce.Do(func() { close(s.stop) })
+	s.background.Wait()
+	return errors.Join(s.read.Close(), s.write.Close())
+}
+
+// Links lists the state of the way to every shard of the pools in use.
+func (s *Store) Links() []LinkStatus {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var out []LinkStatus
+	for _, p := range s.pools {
+		if shards := p.known(); len(shards) > 0 {
+			for _, sh := range shards {
+				out = append(out, sh.link.status())
+			}
+		} else {
+			out = append(out, p.link.status())
+		}
+	}
+	return out
+}
+
+// bound limits an administrative or writing call.
+func (s *Store) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, s.opts.WriteTimeout)
+}

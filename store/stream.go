@@ -1,0 +1,319 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/warmroute/warmroute/kvcache"
+)
+
+// StreamID names one publisher: one rank of one worker of one pool.
+type StreamID struct {
+	Pool kvcache.PoolID
+	kvcache.WorkerRank
+}
+
+// Registration is what is known about a publisher. It is kept with the stream, so that every
+// indexer can follow it and every frontend can reach the worker.
+type Registration struct {
+	BlockSize      int    // tokens per block; required
+	URL            string // base URL of the worker's HTTP server; "" where unknown
+	Endpoint       string // ZMQ publisher; "" where events come over HTTP
+	ReplayEndpoint string // ZMQ replay socket; "" where there is none
+	Engine         string // vLLM, SGLang or TRTLLM
+	Topic          string // ZMQ subscription prefix
+	LoRA           string // adapter that all blocks belong to; "" where the events name it
+	Salt           string // salt of all blocks; "" where the events name it
+}
+
+// Stream is the state of one publisher as it is in Redis.
+type Stream struct {
+	StreamID
+	Registration
+	Shard      int
+	Slot       int
+	Generation int64
+	Seq        int64     // watermark: newest sequence number applied; -1 = none yet
+	Updated    time.Time // last write or renewal, by the writer's clock
+}
+
+// Outcome is what a write did.
+type Outcome int
+
+const (
+	Applied   Outcome = iota // it took effect
+	Duplicate                // all of it had been applied before
+	Gap                      // a message before it is missing; nothing done
+	Stale                    // the caller's view is over; nothing done: read the stream again
+)
+
+func (o Outcome) String() string {
+	return [...]string{"applied", "duplicate", "gap", "stale"}[o]
+}
+
+func (r Registration) fields() []any {
+	return []any{
+		"url", r.URL, "endpoint", r.Endpoint, "replay_endpoint", r.ReplayEndpoint,
+		"engine", r.Engine, "topic", r.Topic, "lora", r.LoRA, "salt", r.Salt,
+	}
+}
+
+// Register makes the stream, or finds it and updates its registration; created says which.
+// A block size that differs from the pool's is a [*ConflictError].
+func (s *Store) Register(ctx context.Context, id StreamID, r Registration) (st Stream, created bool, err error) {
+	if err := errors.Join(id.Pool.Validate(), id.WorkerRank.Validate()); err != nil {
+		return Stream{}, false, fmt.Errorf("register: %w: %w", err, ErrInvalid)
+	}
+	if r.BlockSize < 1 || r.BlockSize > 1<<20 {
+		return Stream{}, false, fmt.Errorf("register: block size %d: want 1 to %d: %w", r.BlockSize, 1<<20, ErrInvalid)
+	}
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	fail := func(err error) (Stream, bool, error) {
+		return Stream{}, false, classify(ctx, fmt.Errorf("register: %w", err))
+	}
+	sh, n, err := s.place(bounded, id, r.BlockSize)
+	if err != nil {
+		return fail(err)
+	}
+	if err := s.write.SAdd(bounded, keyPools, s.pool(id.Pool).id.String()).Err(); err != nil {
+		return fail(err)
+	}
+	v, err := scripts.register.run(bounded, s.write,
+		[]string{sh.keys.stream(id.WorkerRank), sh.keys.slots(), sh.keys.idle(), sh.keys.version()},
+		append([]any{id.WorkerRank.String()}, r.fields()...)...)
+	if err != nil {
+		return fail(err)
+	}
+	if len(v) != 4 {
+		return fail(errShortReply)
+	}
+	st = Stream{StreamID: id, Registration: r, Shard: n, Updated: time.Now()}
+	if err := st.read(v[1], v[2], v[3]); err != nil {
+		return fail(err)
+	}
+	return st, v[0] == "1", nil
+}
+
+// read takes over what a script reported.
+func (st *Stream) read(gen, seq, slot string) error {
+	var err1, err2, err3 error
+	st.Generation, err1 = strconv.ParseInt(gen, 10, 64)
+	st.Seq, err2 = strconv.ParseInt(seq, 10, 64)
+	st.Slot, err3 = strconv.Atoi(slot)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return fmt.Errorf("stream state: %w: %w", err, ErrCorrupt)
+	}
+	return nil
+}
+
+// readHash takes over a stream's whole hash.
+func (st *Stream) readHash(h map[string]string, blockSize int) error {
+	st.Registration = Registration{
+		BlockSize: blockSize, URL: h["url"], Endpoint: h["endpoint"], ReplayEndpoint: h["replay_endpoint"],
+		Engine: h["engine"], Topic: h["topic"], LoRA: h["lora"], Salt: h["salt"],
+	}
+	st.Updated = millis(h["updated_ms"])
+	return st.read(h["gen"], h["seq"], h["slot"])
+}
+
+// Stream reads a stream's state; ok is false where there is none.
+func (s *Store) Stream(ctx context.Context, id StreamID) (st Stream, ok bool, err error) {
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	sh, n, err := s.locate(bounded, id)
+	if err != nil || sh == nil {
+		return Stream{}, false, classify(ctx, err)
+	}
+	h, err := s.write.HGetAll(bounded, sh.keys.stream(id.WorkerRank)).Result()
+	if err != nil {
+		return Stream{}, false, classify(ctx, fmt.Errorf("read stream: %w", err))
+	}
+	if len(h) == 0 {
+		return Stream{}, false, nil
+	}
+	st = Stream{StreamID: id, Shard: n}
+	if err := st.readHash(h, s.pool(id.Pool).config.Load().BlockSize); err != nil {
+		return Stream{}, false, err
+	}
+	return st, true, nil
+}
+
+// Streams lists the streams of a pool: those of all shards that answer. The error names the
+// shards that do not.
+func (s *Store) Streams(ctx context.Context, id kvcache.PoolID) ([]Stream, error) {
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	k, err := s.pool(id).load(bounded, s.write)
+	if err != nil || k == nil {
+		return nil, classify(ctx, err)
+	}
+	var out []Stream
+	var errs []error
+	for n, sh := range k.shards {
+		streams, err := s.shardStreams(bounded, id, k, n)
+		out = append(out, streams...)
+		if err != nil {
+			errs = append(errs, classify(ctx, fmt.Errorf("streams of shard %s: %w", sh.name, err)))
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+func (s *Store) shardStreams(ctx context.Context, id kvcache.PoolID, k *knownPool, n int) ([]Stream, error) {
+	keys := k.shards[n].keys
+	slots, err := s.write.HGetAll(ctx, keys.slots()).Result()
+	if err != nil || len(slots) == 0 {
+		return nil, err
+	}
+	pipe := s.write.Pipeline()
+	var ids []StreamID
+	var hashes []*redis.MapStringStringCmd
+	for _, owner := range slots {
+		w, err := kvcache.ParseWorkerRank(owner)
+		if err != nil {
+			return nil, fmt.Errorf("slot map: %w: %w", err, ErrCorrupt)
+		}
+		ids = append(ids, StreamID{Pool: id, WorkerRank: w})
+		hashes = append(hashes, pipe.HGetAll(ctx, keys.stream(w)))
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, err
+	}
+	var out []Stream
+	for i, h := range hashes {
+		if len(h.Val()) == 0 {
+			continue // ended in between
+		}
+		st := Stream{StreamID: ids[i], Shard: n}
+		if err := st.readHash(h.Val(), k.BlockSize); err != nil {
+			return nil, err
+		}
+		out = append(out, st)
+	}
+	return out, nil
+}
+
+// Touch renews a stream's lease.
+func (s *Store) Touch(ctx context.Context, st Stream) error {
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	sh, err := s.shard(bounded, st)
+	if err == nil {
+		// A transaction is not worth it: a stream that ends in between leaves a field that check removes.
+		var n int64
+		if n, err = s.write.Exists(bounded, sh.keys.stream(st.WorkerRank)).Result(); err == nil && n == 1 {
+			err = s.write.HSet(bounded, sh.keys.stream(st.WorkerRank), "updated_ms", time.Now().UnixMilli()).Err()
+		}
+	}
+	if err != nil {
+		return classify(ctx, fmt.Errorf("renew stream: %w", err))
+	}
+	return nil
+}
+
+// Restart ends the stream's generation in O(1): all its blocks are gone from lookups at once. It
+// goes on in a new one with watermark seq, -1 where the engine began again at 0. It takes effect
+// only if generation and watermark are still those of st; else Stale, and nothing is done. The
+// returned stream is the state now in Redis either way.
+func (s *Store) Restart(ctx context.Context, st Stream, seq int64) (Stream, Outcome, error) {
+	return s.retire(ctx, st, strconv.FormatInt(st.Seq, 10), strconv.FormatInt(seq, 10))
+}
+
+// Remove ends the stream for good. It takes effect only if the generation is still that of st;
+// else Stale, and nothing is done.
+func (s *Store) Remove(ctx context.Context, st Stream) (Outcome, error) {
+	_, o, err := s.retire(ctx, st, "", "")
+	return o, err
+}
+
+func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stream, Outcome, error) {
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	sh, err := s.shard(bounded, st)
+	if err != nil {
+		return Stream{}, 0, classify(ctx, fmt.Errorf("retire stream: %w", err))
+	}
+	k, w := sh.keys, st.WorkerRank
+	keys := []string{k.stream(w), k.slots(), k.idle(), k.version()}
+	for t := range kvcache.Tier(kvcache.NumTiers) {
+		keys = append(keys, k.blocks(w, t))
+	}
+	for t := range kvcache.Predicted {
+		keys = append(keys, k.copies(w, t))
+	}
+	for t := range kvcache.Tier(kvcache.NumTiers) {
+		keys = append(keys, k.retired(st.Slot, t))
+	}
+	v, err := scripts.retire.run(bounded, s.write, keys,
+		strconv.FormatInt(st.Generation, 10), seq, strconv.Itoa(st.Slot), newSeq)
+	if err == nil && len(v) != 4 {
+		err = errShortReply
+	}
+	if err != nil {
+		return Stream{}, 0, classify(ctx, fmt.Errorf("retire stream: %w", err))
+	}
+	outcome := Applied
+	if v[0] != "0" {
+		outcome = Stale
+	}
+	if v[1] == "" { // the stream has ended
+		return Stream{StreamID: st.StreamID, Registration: st.Registration, Shard: st.Shard, Seq: -1}, outcome, nil
+	}
+	if err := st.read(v[1], v[2], v[3]); err != nil {
+		return Stream{}, 0, err
+	}
+	return st, outcome, nil
+}
+
+// Sweep clears at most limit blocks of ended generations in each shard of a pool, and says how
+// many it cleared and whether any are left. Any number of processes may sweep at once.
+func (s *Store) Sweep(ctx context.Context, id kvcache.PoolID, limit int) (swept int, more bool, err error) {
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	k, err := s.pool(id).load(bounded, s.write)
+	if err != nil || k == nil {
+		return 0, false, classify(ctx, err)
+	}
+	limit = min(max(limit, 1), 1000)
+	var errs []error
+	for _, sh := range k.shards {
+		n, m, err := s.sweepShard(bounded, sh, limit)
+		swept += n
+		more = more || m
+		if err != nil {
+			errs = append(errs, classify(ctx, fmt.Errorf("sweep shard %s: %w", sh.name, err)))
+		}
+	}
+	return swept, more, errors.Join(errs...)
+}
+
+func (s *Store) sweepShard(ctx context.Context, sh *shard, limit int) (swept int, more bool, err error) {
+	slots, err := s.write.ZRangeByScore(ctx, sh.keys.idle(), &redis.ZRangeBy{Min: "0", Max: "0", Count: 2}).Result()
+	if err != nil || len(slots) == 0 {
+		return 0, false, err
+	}
+	slot, err := strconv.Atoi(slots[0])
+	if err != nil {
+		return 0, false, fmt.Errorf("idle slot %q: %w", slots[0], ErrCorrupt)
+	}
+	keys := []string{sh.keys.holders(), sh.keys.idle()}
+	for t := range kvcache.Tier(kvcache.NumTiers) {
+		keys = append(keys, sh.keys.retired(slot, t))
+	}
+	v, err := scripts.sweep.run(ctx, s.write, keys,
+		slots[0], strconv.Itoa(limit), strconv.FormatInt(s.opts.SlotRest.Milliseconds(), 10))
+	if err != nil {
+		return 0, false, err
+	}
+	if len(v) != 2 {
+		return 0, false, errShortReply
+	}
+	swept, err = strconv.Atoi(v[0])
+	s.metrics.sweptBlocks.WithLabelValues(sh.name).Add(float64(swept))
+	return swept, v[1] == "1" || len(slots) > 1, err
+}
