@@ -39,6 +39,8 @@ type cli struct {
 	Config string     `short:"c" placeholder:"FILE" help:"YAML file whose keys are names of flags."`
 	Log    logOptions `embed:"" prefix:"log-" group:"Logging"`
 
+	Check   checkCmd   `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
+	Decode  decodeCmd  `cmd:"" help:"Say what a captured event payload means."`
 	Version versionCmd `cmd:"" help:"Print the version."`
 }
 
@@ -108,6 +110,7 @@ func parse(args []string, std *stdio, environ []string) (*kong.Context, *slog.Lo
 	if err != nil {
 		return nil, nil, err
 	}
+	unsetEmptyVariables(app.Model)
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}

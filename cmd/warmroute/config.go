@@ -101,6 +101,18 @@ func (r fileResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (a
 	return value, nil
 }
 
+// unsetEmptyVariables makes an empty variable count as not set, as container tools that can only
+// blank a variable need it; kong would take it for a value, and refuse it where it is no number.
+func unsetEmptyVariables(app *kong.Application) {
+	settings(app, func(flag *kong.Flag) {
+		for _, name := range flag.Envs {
+			if os.Getenv(name) == "" {
+				_ = os.Unsetenv(name) // fails on an empty name only
+			}
+		}
+	})
+}
+
 func envIsSet(name string) bool {
 	_, ok := os.LookupEnv(name)
 	return ok

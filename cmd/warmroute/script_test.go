@@ -1,7 +1,7 @@
 package main
 
 import (
-	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -17,10 +17,21 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(env *testscript.Env) error {
-			for _, name := range []string{"REQUIRE_REDIS"} {
-				env.Setenv(name, os.Getenv(name))
-			}
-			return nil
+			vectors, err := filepath.Abs("../../indexer/wire/testdata/kv-event-vectors.json")
+			env.Setenv("VECTORS", vectors)
+			return err
 		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"redis": startRedis},
 	})
+}
+
+// startRedis is the script command that starts a Redis and puts its URL into $REDIS.
+func startRedis(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: redis")
+	}
+	url, stop, err := embeddedRedis()
+	ts.Check(err)
+	ts.Defer(stop)
+	ts.Setenv("REDIS", url)
 }

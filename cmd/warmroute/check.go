@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+)
+
+// checkCmd compares the sorted sets of the index with what is derived from them.
+type checkCmd struct {
+	Redis  redisOptions `embed:"" group:"Redis"`
+	Pool   []string     `placeholder:"TENANT:MODEL" help:"Pools to check (default: all)." env:"-"`
+	Repair bool         `help:"Put right what differs: rebuild holders from the sorted sets." env:"-"`
+	JSON   bool         `help:"Print one JSON object per pool." env:"-"`
+}
+
+// Help is the long form of the command's help.
+func (checkCmd) Help() string {
+	return `Compares, in every pool and shard, the sorted sets (the truth) with the holders hash that
+lookups read and with the slot map. It is safe while the index is in use.
+
+Example: is the index sound?
+
+    warmroute check --redis redis://127.0.0.1:6379
+
+Example: repair one pool
+
+    warmroute check --redis redis://127.0.0.1:6379 --pool default:llama-3-8b --repair
+
+Exit codes: 0 nothing found, or all of it repaired; 1 problems remain, or Redis is away.`
+}
+
+// poolReport is the form of --json.
+type poolReport struct {
+	Pool string `json:"pool"`
+	store.Report
+}
+
+// Run checks the pools one after the other.
+func (c checkCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) error {
+	s, err := c.Redis.store(logger, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	pools, err := c.pools(ctx, s)
+	if err != nil {
+		return indexAway(err)
+	}
+	if len(pools) == 0 {
+		logger.Info("the index has no pools: no worker has registered yet")
+	}
+	remaining := 0
+	for _, pool := range pools {
+		r, err := s.Check(ctx, pool, c.Repair)
+		if err != nil {
+			return indexAway(err)
+		}
+		remaining += r.Found - r.Repaired
+		if c.JSON {
+			r.Problems = append([]string{}, r.Problems...) // never null
+			err = json.NewEncoder(std.Out).Encode(poolReport{pool.String(), r})
+		} else {
+			err = printReport(std.Out, pool, r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if remaining > 0 {
+		return fmt.Errorf("%d problems remain", remaining)
+	}
+	return nil
+}
+
+func (c checkCmd) pools(ctx context.Context, s *store.Store) ([]kvcache.PoolID, error) {
+	if len(c.Pool) == 0 {
+		pools, err := s.Pools(ctx)
+		slices.SortFunc(pools, func(a, b kvcache.PoolID) int { return strings.Compare(a.String(), b.String()) })
+		return pools, err
+	}
+	pools := make([]kvcache.PoolID, len(c.Pool))
+	for i, name := range c.Pool {
+		pool, err := kvcache.ParsePoolID(name)
+		if err != nil {
+			return nil, usagef("--pool: %w", err)
+		}
+		pools[i] = pool
+	}
+	return pools, nil
+}
+
+func printReport(w io.Writer, pool kvcache.PoolID, r store.Report) error {
+	verdict := "sound"
+	switch {
+	case r.Found > 0 && r.Repaired == r.Found:
+		verdict = fmt.Sprintf("%d problems, all repaired", r.Found)
+	case r.Found > 0:
+		verdict = fmt.Sprintf("%d problems, %d repaired", r.Found, r.Repaired)
+	}
+	_, err := fmt.Fprintf(w, "%s: %s (%d streams, %d blocks held, %d distinct, %d waiting for the sweep)\n",
+		pool, verdict, r.Streams, r.Blocks, r.Holders, r.Retired)
+	for _, p := range r.Problems {
+		if err == nil {
+			_, err = fmt.Fprintf(w, "  %s\n", p)
+		}
+	}
+	if more := r.Found - len(r.Problems); more > 0 && err == nil {
+		_, err = fmt.Fprintf(w, "  … and %d more\n", more)
+	}
+	return err
+}

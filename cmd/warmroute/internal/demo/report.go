@@ -1,0 +1,110 @@
+package demo
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// Report is what the demo measured.
+type Report struct {
+	KV         Policy `json:"kv"`          // the kv policy: to the worker with the warmest cache
+	RoundRobin Policy `json:"round_robin"` // the same workload, dealt out in turn
+	Outage     Outage `json:"outage"`      // kv again, while Redis is taken away and given back
+	Recovered  bool   `json:"recovered"`   // the index was exact again afterwards, and used
+}
+
+// Policy is the outcome of the workload under one routing policy.
+type Policy struct {
+	Requests      int     `json:"requests"`
+	Failed        int     `json:"failed"`          // not a complete 200 answer
+	BlockHitRatio float64 `json:"block_hit_ratio"` // cached prompt tokens ÷ prompt tokens, as the engines report them
+	TTFT          TTFT    `json:"ttft_ms"`
+}
+
+// TTFT is the time to the first token, in milliseconds.
+type TTFT struct {
+	P50 float64 `json:"p50"`
+	P99 float64 `json:"p99"`
+}
+
+// Outage is the outcome of the run in which Redis was away.
+type Outage struct {
+	Requests   int     `json:"requests"`     // before, during and after
+	Failed     int     `json:"failed"`       // not a complete 200 answer
+	Degraded   int     `json:"degraded"`     // answered without the index
+	MaxAddedMS float64 `json:"max_added_ms"` // longest time from client to engine of a request sent while Redis was away
+	RecoveryMS float64 `json:"recovery_ms"`  // from the return of Redis until every frontend routed by the index again
+}
+
+// Failed is the number of failed requests of the whole demo.
+func (r Report) Failed() int { return r.KV.Failed + r.RoundRobin.Failed + r.Outage.Failed }
+
+// WriteJSON writes the report as one JSON object.
+func (r Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// WriteTable writes the report for people.
+func (r Report) WriteTable(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	row := func(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\t\n", args...) }
+	row("\tkv routing\tround robin")
+	row("requests\t%d\t%d", r.KV.Requests, r.RoundRobin.Requests)
+	row("failed\t%d\t%d", r.KV.Failed, r.RoundRobin.Failed)
+	row("block hit ratio\t%.1f %%\t%.1f %%", 100*r.KV.BlockHitRatio, 100*r.RoundRobin.BlockHitRatio)
+	row("time to first token, p50\t%.0f ms\t%.0f ms", r.KV.TTFT.P50, r.RoundRobin.TTFT.P50)
+	row("p99\t%.0f ms\t%.0f ms", r.KV.TTFT.P99, r.RoundRobin.TTFT.P99)
+	row("")
+	row("\tkv routing, Redis taken away")
+	row("requests\t%d", r.Outage.Requests)
+	row("failed\t%d", r.Outage.Failed)
+	row("routed without the index\t%d", r.Outage.Degraded)
+	row("longest way to an engine\t%.1f ms", r.Outage.MaxAddedMS)
+	row("index in use again after\t%.0f ms", r.Outage.RecoveryMS)
+	row("recovered\t%s", map[bool]string{true: "yes", false: "NO"}[r.Recovered])
+	return t.Flush()
+}
+
+// policyOf sums up the outcomes of one run.
+func policyOf(outcomes []outcome) Policy {
+	p := Policy{Requests: len(outcomes)}
+	var prompt, cached int
+	var ttft []time.Duration
+	for _, o := range outcomes {
+		if o.err != nil {
+			p.Failed++
+			continue
+		}
+		prompt += o.promptTokens
+		cached += o.cachedTokens
+		ttft = append(ttft, o.ttft)
+	}
+	if prompt > 0 {
+		p.BlockHitRatio = round(float64(cached)/float64(prompt), 4)
+	}
+	slices.Sort(ttft)
+	p.TTFT = TTFT{P50: milliseconds(percentile(ttft, 50)), P99: milliseconds(percentile(ttft, 99))}
+	return p
+}
+
+// percentile is the smallest of the sorted values that at least p per cent do not exceed.
+func percentile(sorted []time.Duration, p int) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[max((len(sorted)*p+99)/100, 1)-1]
+}
+
+func milliseconds(d time.Duration) float64 { return round(d.Seconds()*1000, 2) }
+
+func round(x float64, digits int) float64 {
+	scale := math.Pow10(digits)
+	return math.Round(x*scale) / scale
+}
