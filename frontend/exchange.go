@@ -1,0 +1,293 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/openai"
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+)
+
+// Reserved request headers. They are for the frontend and go no further.
+const (
+	headerWorker  = "X-Worker-Instance-Id"
+	headerRank    = "X-Dp-Rank"
+	headerSession = "X-Session-Id"
+	headerRouting = "X-Kv-Routing"
+)
+
+// Response headers; headerWorker and headerRank name the worker chosen.
+const (
+	headerOverlap = "X-Kv-Overlap-Blocks"
+	headerBlocks  = "X-Kv-Prompt-Blocks"
+	headerState   = "X-Kv-Index-State"
+)
+
+// Reasons of index_fallbacks_total beside those of the store.
+const (
+	reasonTokenize = "tokenize"
+	reasonDisabled = "disabled"
+)
+
+// pin restricts the choice.
+type pin struct {
+	worker  string   // "" means any
+	rank    int      // -1 means any
+	allowed []string // nil means all
+}
+
+func (p pin) allows(node *fleet.Node, rank int) bool {
+	if p.worker != "" && p.worker != node.ID || p.rank >= 0 && p.rank != rank {
+		return false
+	}
+	if p.allowed == nil {
+		return true
+	}
+	for _, id := range p.allowed {
+		if id == node.ID {
+			return true
+		}
+	}
+	return false
+}
+
+// any tells whether the choice is free.
+func (p pin) any() bool { return p.worker == "" && p.rank < 0 && p.allowed == nil }
+
+// knowledge is what is known of a prompt when a worker is chosen.
+type knowledge struct {
+	blockSize int
+	tokens    int // 0 where unknown
+	blocks    int // full blocks of the tokens
+	scores    kvcache.OverlapScores
+	state     kvcache.IndexState
+	// reason is why there are no overlaps: of the closed list of index_fallbacks_total, or "" where they are
+	// known or nobody wanted them.
+	reason string
+	// guess estimates the blocks of a prompt whose tokens are unknown.
+	guess int
+}
+
+// known tells overlaps of zero from overlaps unknown.
+func (k *knowledge) known() bool {
+	return k.state == kvcache.Exact || k.state == kvcache.Partial
+}
+
+// size is the prompt's blocks, or the estimate.
+func (k *knowledge) size() int {
+	if k.tokens > 0 {
+		return k.blocks
+	}
+	return k.guess
+}
+
+// exchange is one proxied request, from the body to the end of the answer.
+type exchange struct {
+	start  time.Time
+	tenant string
+	parsed openai.Request
+	target fleet.Target
+	pin    pin
+	knowledge
+
+	body     heldBody
+	path     string
+	tried    []string // workers that could not be reached
+	chosen   *candidate
+	lease    *lease
+	gone     <-chan struct{} // closed when the client left
+	response *http.ResponseController
+}
+
+// finish gives back whatever the request holds. It may be called at any point, and twice.
+func (x *exchange) finish() {
+	if x.lease != nil {
+		x.lease.release()
+	}
+	if x.body.drop != nil {
+		x.body.drop()
+	}
+}
+
+// resolve finds the target of a model name.
+func (f *Frontend) resolve(s *fleet.Snapshot, tenant, model string) (fleet.Target, error) {
+	if target, ok := s.Target(tenant, model); ok {
+		return target, nil
+	}
+	if !s.Known() {
+		return fleet.Target{}, errNoWorkers
+	}
+	return fleet.Target{}, unknownModel(model)
+}
+
+func unknownModel(model string) error {
+	const shown = 256
+	if len(model) > shown {
+		model = model[:shown] + "…"
+	}
+	return refuse(http.StatusNotFound, "model_not_found", "the model "+strconv.Quote(model)+" does not exist")
+}
+
+// headerPin reads the headers that pin a worker.
+func headerPin(h http.Header) (pin, error) {
+	p := pin{worker: h.Get(headerWorker), rank: -1}
+	if v := h.Get(headerRank); v != "" {
+		rank, err := strconv.Atoi(v)
+		if err != nil || rank < 0 || rank > kvcache.MaxRank {
+			return p, refuse(http.StatusBadRequest, "invalid_request", "x-dp-rank must be a whole number from 0 to "+strconv.Itoa(kvcache.MaxRank))
+		}
+		p.rank = rank
+	}
+	return p, nil
+}
+
+// maxTokens is the longest prompt that a target takes.
+func (f *Frontend) maxTokens(t fleet.Target) int {
+	if t.MaxLen > 0 {
+		return min(f.o.MaxPromptTokens, t.MaxLen)
+	}
+	return f.o.MaxPromptTokens
+}
+
+// learn fills in the request's knowledge: tokens, then overlaps. Its error is one for the client; the
+// index never causes one.
+func (f *Frontend) learn(c *gin.Context, x *exchange, e openai.Endpoint) error {
+	x.blockSize = f.o.BlockSize
+	x.state = kvcache.Bypassed
+	x.guess = len(x.body.bytes) / (4 * x.blockSize)
+	limit := f.maxTokens(x.target)
+	if len(x.parsed.Tokens) > limit {
+		return openai.TooLong(len(x.parsed.Tokens), limit)
+	}
+	x.tokens = len(x.parsed.Tokens)
+	x.blocks = x.tokens / x.blockSize
+	switch {
+	case e == openai.Plain || c.GetHeader(headerRouting) == "off" || f.o.Policy != PolicyKV:
+		return nil
+	case f.o.Index == nil:
+		f.fellBack(&x.knowledge, reasonDisabled)
+		return nil
+	}
+	tokens, err := f.promptTokens(c, x, limit)
+	switch {
+	case err == nil:
+	case c.Request.Context().Err() != nil:
+		return errClientGone
+	case errors.Is(err, errNoTokens):
+		f.fellBack(&x.knowledge, reasonTokenize)
+		return nil
+	default:
+		return err
+	}
+	spec := kvcache.HashSpec{LoRA: x.target.LoRA, Salt: x.parsed.CacheSalt}
+	return f.overlaps(c.Request.Context(), &x.knowledge, x.target.Pool, spec, tokens, store.LookupOptions{})
+}
+
+// promptTokens are given, or else asked of a worker; [errNoTokens] where there is no way.
+func (f *Frontend) promptTokens(c *gin.Context, x *exchange, limit int) ([]uint32, error) {
+	if x.parsed.Tokens != nil {
+		return x.parsed.Tokens, nil
+	}
+	if x.parsed.Tokenize == nil {
+		return nil, errNoTokens
+	}
+	var authorization string
+	if f.o.Token == "" {
+		authorization = c.GetHeader("Authorization")
+	}
+	tokens, err := f.tokenizer.tokens(c.Request.Context(), x.target, x.parsed.Tokenize, authorization)
+	if err == nil && len(tokens) > limit {
+		return nil, openai.TooLong(len(tokens), limit)
+	}
+	return tokens, err
+}
+
+// overlaps hashes the tokens and asks the index. Whatever that answers, the request goes on;
+// only a client that left is an error.
+func (f *Frontend) overlaps(ctx context.Context, k *knowledge, pool kvcache.PoolID, spec kvcache.HashSpec, tokens []uint32, o store.LookupOptions) error {
+	k.tokens = len(tokens)
+	ctx, cancel := f.budget(ctx)
+	defer cancel()
+	ok := f.configure(ctx, k, pool)
+	k.blocks = k.tokens / k.blockSize
+	if !ok {
+		return f.settle(ctx, k)
+	}
+	spec.BlockSize = k.blockSize
+	f.lookup(ctx, k, pool, kvcache.HashTokens(spec, tokens), o)
+	return f.settle(ctx, k)
+}
+
+// budget bounds all index work of one request. The store keeps its own, a little shorter.
+func (f *Frontend) budget(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, f.o.LookupBudget+5*time.Millisecond, errBudget)
+}
+
+var errBudget = errors.New("the lookup budget is spent")
+
+// configure learns the pool's block size. Where it is false there is nothing to look up: the
+// pool does not exist, or the index is away and k says why.
+func (f *Frontend) configure(ctx context.Context, k *knowledge, pool kvcache.PoolID) bool {
+	config, ok, err := f.o.Index.PoolConfig(ctx, pool)
+	switch {
+	case err != nil:
+		k.state, k.reason = kvcache.Degraded, fallbackReason(ctx, err)
+		return false
+	case !ok:
+		k.state = kvcache.Exact // nobody holds a block of a pool that does not exist
+		return false
+	}
+	if config.BlockSize > 0 {
+		k.blockSize = config.BlockSize
+	}
+	return true
+}
+
+func (f *Frontend) lookup(ctx context.Context, k *knowledge, pool kvcache.PoolID, blocks []kvcache.BlockHash, o store.LookupOptions) {
+	scores, state, err := f.o.Index.Lookup(ctx, pool, blocks, o)
+	if err != nil && state != kvcache.Partial {
+		k.state, k.reason = kvcache.Degraded, fallbackReason(ctx, err)
+		return
+	}
+	k.scores, k.state = scores, state
+}
+
+// settle counts a fallback, unless it was the client who ended the lookup.
+func (f *Frontend) settle(ctx context.Context, k *knowledge) error {
+	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), errBudget) {
+		return errClientGone
+	}
+	if k.reason != "" {
+		f.fellBack(k, k.reason)
+	}
+	return nil
+}
+
+// fellBack is the one place where a request without overlaps is counted.
+func (f *Frontend) fellBack(k *knowledge, reason string) {
+	k.reason = reason
+	k.scores = kvcache.OverlapScores{}
+	f.metrics.fallbacks.WithLabelValues(reason).Inc()
+}
+
+// fallbackReason keeps to the closed list.
+func fallbackReason(ctx context.Context, err error) string {
+	if errors.Is(context.Cause(ctx), errBudget) {
+		return store.ReasonTimeout
+	}
+	switch r := store.Reason(err); r {
+	case store.ReasonConnection, store.ReasonTimeout, store.ReasonLoading, store.ReasonClusterDown,
+		store.ReasonPoolExhausted, store.ReasonCorrupt:
+		return r
+	case store.ReasonCanceled:
+		return store.ReasonTimeout // the client is still there, so it was a deadline
+	}
+	return store.ReasonCorrupt
+}

@@ -1,0 +1,109 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// maxModelList bounds what is read of a worker's model list.
+const maxModelList = 4 << 20
+
+// Model is an entry of a worker's model list.
+type Model struct {
+	ID          string `json:"id"`
+	Object      string `json:"object"`
+	Created     int64  `json:"created"`
+	OwnedBy     string `json:"owned_by"`
+	Root        string `json:"root,omitempty"`
+	Parent      string `json:"parent,omitempty"` // base model of an adapter
+	MaxModelLen int    `json:"max_model_len,omitempty"`
+}
+
+// poll asks one worker how it is and what it serves.
+func (f *Fleet) poll(ctx context.Context, id string) {
+	f.mu.Lock()
+	s := f.workers[id]
+	f.mu.Unlock()
+	if s == nil {
+		return
+	}
+	base := s.url.String()
+	pollCtx, cancel := context.WithTimeout(ctx, f.o.Timeout)
+	defer cancel()
+	var models []Model
+	_, err := f.get(pollCtx, base+"/health", 1<<10)
+	if err == nil {
+		models, err = f.models(pollCtx, base)
+	}
+	if ctx.Err() != nil {
+		return // we are going away, not the worker
+	}
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.workers[id] != s {
+		return // replaced meanwhile
+	}
+	healthy, cause := err == nil, ""
+	if !healthy {
+		cause = err.Error()
+	}
+	changed := healthy != s.healthy || cause != s.cause || healthy && !slices.Equal(models, s.models)
+	if !changed {
+		return
+	}
+	if healthy != s.healthy {
+		s.since = time.Now()
+		if healthy {
+			f.o.Logger.Info("worker up", "worker", id, "url", base)
+		} else {
+			f.o.Logger.Warn("worker down", "worker", id, "url", base, "cause", cause)
+		}
+	}
+	s.healthy, s.cause = healthy, cause
+	if healthy {
+		s.models, s.polled = models, true
+	}
+	f.publish()
+}
+
+func (f *Fleet) models(ctx context.Context, base string) ([]Model, error) {
+	body, err := f.get(ctx, base+"/v1/models", maxModelList)
+	if err != nil {
+		return nil, err
+	}
+	var list struct{ Data []Model }
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("model list: %w", err)
+	}
+	models := slices.DeleteFunc(list.Data, func(m Model) bool { return m.ID == "" || len(m.ID) > 256 })
+	if len(models) == 0 {
+		return nil, errors.New("model list: empty")
+	}
+	return models, nil
+}
+
+func (f *Fleet) get(ctx context.Context, url string, limit int64) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	if f.o.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+f.o.Token)
+	}
+	res, err := f.o.Transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET %s: status %d", req.URL.Path, res.StatusCode)
+	}
+	return io.ReadAll(io.LimitReader(res.Body, limit))
+}

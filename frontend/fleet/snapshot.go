@@ -1,0 +1,126 @@
+package fleet
+
+import (
+	"cmp"
+	"maps"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/warmroute/warmroute/kvcache"
+)
+
+// Node is a worker as of one snapshot.
+type Node struct {
+	ID, Engine, Tenant string
+	URL                *url.URL // not to be changed
+	Ranks              []int    // ascending, at least one
+	Healthy            bool     // answered the last poll
+	Cause              string   // why it is not healthy
+	Since              time.Time
+	Models             []Model // the last known
+	Source             string  // "config" or "index"
+}
+
+// Target is what a model name stands for.
+type Target struct {
+	Pool kvcache.PoolID
+	LoRA string // the adapter; "" for the base model
+	// Nodes are the healthy workers that serve the model, by id.
+	Nodes []*Node
+	// MaxLen is the longest prompt that a worker of the model takes, in tokens; 0 where unknown.
+	MaxLen int
+}
+
+// Snapshot is the fleet at one moment. It never changes.
+type Snapshot struct {
+	nodes   []*Node
+	targets map[kvcache.PoolID]Target // by tenant and model name as clients use it
+	models  map[string][]Model        // by tenant, by id
+	healthy int
+	known   bool
+	next    <-chan struct{}
+}
+
+func newSnapshot(workers map[string]*state, next <-chan struct{}) *Snapshot {
+	s := &Snapshot{targets: map[kvcache.PoolID]Target{}, models: map[string][]Model{}, next: next}
+	for _, id := range slices.Sorted(maps.Keys(workers)) {
+		w := workers[id]
+		n := &Node{
+			ID: id, Engine: w.Engine, Tenant: cmp.Or(w.Tenant, kvcache.DefaultTenant), URL: w.url,
+			Ranks: w.allRanks(), Healthy: w.healthy, Cause: w.cause, Since: w.since, Models: w.models, Source: "index",
+		}
+		if w.configured {
+			n.Source = "config"
+		}
+		s.nodes = append(s.nodes, n)
+		s.known = s.known || w.polled
+		if n.Healthy {
+			s.healthy++
+		}
+		for _, m := range n.Models {
+			s.add(n, m)
+		}
+	}
+	return s
+}
+
+func (s *Snapshot) add(n *Node, m Model) {
+	name := kvcache.PoolID{Tenant: n.Tenant, Model: m.ID}
+	t, seen := s.targets[name]
+	if !seen {
+		t.Pool = name
+		if m.Parent != "" {
+			t.Pool.Model, t.LoRA = m.Parent, m.ID
+		}
+		s.models[n.Tenant] = append(s.models[n.Tenant], m)
+	}
+	if n.Healthy {
+		t.Nodes = append(t.Nodes, n)
+	}
+	t.MaxLen = max(t.MaxLen, m.MaxModelLen)
+	s.targets[name] = t
+}
+
+// allRanks are the configured ranks, or else those of the streams, or else rank 0.
+func (w *state) allRanks() []int {
+	if w.Ranks == 0 && len(w.ranks) > 0 {
+		return w.ranks
+	}
+	ranks := make([]int, max(w.Ranks, 1))
+	for i := range ranks {
+		ranks[i] = i
+	}
+	return ranks
+}
+
+// Target finds what a model name stands for; false where no worker, alive or last known,
+// serves it.
+func (s *Snapshot) Target(tenant, model string) (Target, bool) {
+	t, ok := s.targets[kvcache.PoolID{Tenant: cmp.Or(tenant, kvcache.DefaultTenant), Model: model}]
+	return t, ok
+}
+
+// Models lists every model of a tenant once, in the order of the workers' ids.
+func (s *Snapshot) Models(tenant string) []Model {
+	return s.models[cmp.Or(tenant, kvcache.DefaultTenant)]
+}
+
+// Nodes lists all workers by id.
+func (s *Snapshot) Nodes() []*Node { return s.nodes }
+
+// Has tells whether the fleet has a worker of this id.
+func (s *Snapshot) Has(id string) bool {
+	_, ok := slices.BinarySearchFunc(s.nodes, id, func(n *Node, id string) int { return cmp.Compare(n.ID, id) })
+	return ok
+}
+
+// Healthy is how many workers answered their last poll.
+func (s *Snapshot) Healthy() int { return s.healthy }
+
+// Known tells whether any worker has ever said what it serves. Until then no model name can be
+// called unknown.
+func (s *Snapshot) Known() bool { return s.known }
+
+// Changed is closed when a newer snapshot is there.
+func (s *Snapshot) Changed() <-chan struct{} { return s.next }

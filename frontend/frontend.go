@@ -1,0 +1,137 @@
+// Package frontend is the HTTP face of warmroute: a stateless proxy that sends each OpenAI
+// request to the worker that holds the longest part of its prompt at the least load, and
+// answers what the index knows to those who choose themselves.
+//
+// # Guarantees
+//
+// No request fails, or waits longer than the lookup budget, because of the index. A request body reaches the
+// worker byte for byte, an answer reaches the client chunk by chunk. An answer that breaks off
+// breaks off for the client too. A request is tried on a second worker only where the first
+// cannot have accepted it. Counts of what is in flight are exact again when the requests are over,
+// however they ended.
+//
+// # When Redis is away
+//
+// Overlaps become unknown, which is not the same as zero: the fallback policy chooses, the answer says
+// "x-kv-index-state: degraded", index_fallbacks_total counts the reason, /ready stays 200 and
+// names the links that are down. Workers learnt from the index stay known.
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/warmroute/warmroute/frontend/fleet"
+)
+
+// Frontend serves.
+type Frontend struct {
+	o         Options
+	listener  net.Listener
+	server    *http.Server
+	fleet     *fleet.Fleet
+	metrics   *metrics
+	inFlight  *inFlight
+	tokenizer *tokenizer
+	transport *http.Transport
+	reverse   *httputil.ReverseProxy
+
+	roundRobin roundRobin
+	underWay   quota // requests
+	buffered   quota // bytes of request bodies
+	draining   atomic.Bool
+}
+
+// New makes a Frontend and binds its address. Nothing else is contacted: Redis and the
+// workers may be down.
+func New(o Options) (*Frontend, error) {
+	if err := o.complete(); err != nil {
+		return nil, fmt.Errorf("frontend: %w", err)
+	}
+	f := &Frontend{
+		o: o, metrics: newMetrics(o.Registerer), transport: newTransport(o),
+		underWay: quota{limit: int64(o.MaxInFlight)}, buffered: quota{limit: o.MaxBuffered},
+	}
+	f.tokenizer = &tokenizer{
+		client: f.transport, timeout: o.TokenizeTimeout, token: o.WorkerToken, limit: o.MaxPromptTokens,
+		cache: newTokenCache(o.TokenizeCacheBytes), paused: map[string]time.Time{},
+	}
+	f.inFlight = newInFlight(f.metrics.inFlight, func(id string) bool { return f.fleet.Snapshot().Has(id) })
+	f.reverse = f.newProxy()
+	var err error
+	fo := fleet.Options{
+		Workers: o.Workers, Interval: o.PollInterval, Timeout: o.PollTimeout, Transport: f.transport,
+		Token: o.WorkerToken, Logger: o.Logger,
+		Gone: func(id string) { f.inFlight.forget(id); f.tokenizer.forget(id) },
+	}
+	if o.Index != nil {
+		fo.Catalog = o.Index
+	}
+	if f.fleet, err = fleet.New(fo); err != nil {
+		return nil, fmt.Errorf("frontend: %w", err)
+	}
+	f.server = &http.Server{
+		Handler:           f.routes(),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		ErrorLog:          slog.NewLogLogger(o.Logger.Handler(), slog.LevelDebug),
+	}
+	if f.listener, err = net.Listen("tcp", o.Listen); err != nil {
+		return nil, fmt.Errorf("frontend: %w", err)
+	}
+	return f, nil
+}
+
+// Addr is the address that the frontend listens on.
+func (f *Frontend) Addr() string { return f.listener.Addr().String() }
+
+// Run serves until ctx ends, then drains: /ready turns to 503, the listener stays open for the
+// drain delay, and requests in flight may finish until the drain limit. What is left then is
+// aborted. It returns nil after a drain, complete or not.
+func (f *Frontend) Run(ctx context.Context) error {
+	// Requests outlive ctx, by the drain.
+	requests, abort := context.WithCancel(context.WithoutCancel(ctx))
+	defer abort()
+	f.server.BaseContext = func(net.Listener) context.Context { return requests }
+	defer f.transport.CloseIdleConnections()
+
+	var background sync.WaitGroup
+	defer background.Wait()
+	defer abort()
+	background.Go(func() { f.fleet.Run(requests) })
+
+	served := make(chan error, 1)
+	go func() { served <- f.server.Serve(f.listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("frontend: %w", err)
+	case <-ctx.Done():
+	}
+	f.draining.Store(true)
+	f.server.SetKeepAlivesEnabled(false)
+	f.o.Logger.Info("draining", "delay", f.o.DrainDelay, "limit", f.o.DrainLimit)
+	select {
+	case err := <-served:
+		return fmt.Errorf("frontend: %w", err)
+	case <-time.After(f.o.DrainDelay):
+	}
+	limit, cancel := context.WithTimeout(requests, f.o.DrainLimit)
+	defer cancel()
+	err := f.server.Shutdown(limit)
+	if errors.Is(err, context.DeadlineExceeded) {
+		f.o.Logger.Warn("drain limit reached, requests are aborted", "requests", f.underWay.used.Load())
+		err = f.server.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("frontend: %w", err)
+	}
+	return nil
+}

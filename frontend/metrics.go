@@ -1,0 +1,57 @@
+package frontend
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
+
+// metrics are those of requests; what the index does is counted by the store. Label values
+// come from closed lists: route templates, status codes, the names of served models, the ids
+// of workers in the fleet.
+type metrics struct {
+	requests      *prometheus.CounterVec
+	fallbacks     *prometheus.CounterVec
+	overlapRatio  *prometheus.HistogramVec
+	routeSeconds  *prometheus.HistogramVec
+	ttfb          *prometheus.HistogramVec
+	selected      *prometheus.CounterVec
+	retries       *prometheus.CounterVec
+	upstreamError *prometheus.CounterVec
+	inFlight      *prometheus.GaugeVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	f := promauto.With(reg)
+	return &metrics{
+		requests: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_requests_total", Help: "Requests by route, status and what the index contributed (none where it is not involved).",
+		}, []string{"endpoint", "code", "index_state"}),
+		fallbacks: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_index_fallbacks_total", Help: "Requests routed without overlaps, by reason.",
+		}, []string{"reason"}),
+		overlapRatio: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "warmroute_overlap_ratio", Help: "Share of a prompt's blocks that the chosen worker holds, where the index knew.",
+			Buckets: prometheus.LinearBuckets(0, 0.1, 11),
+		}, []string{"pool"}),
+		routeSeconds: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "warmroute_route_seconds", Help: "Time from the whole body to the choice of a worker.",
+			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 16), // 50 µs to 1.6 s
+		}, []string{"pool"}),
+		ttfb: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "warmroute_time_to_first_byte_seconds", Help: "Time from the whole body to the first byte of the worker's answer.",
+			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18), // 1 ms to 131 s
+		}, []string{"pool"}),
+		selected: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_selected_total", Help: "Choices of a worker, by the policy that made them and why.",
+		}, []string{"pool", "policy", "reason"}),
+		retries: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_upstream_retries_total", Help: "Requests tried on another worker, by what the one before did.",
+		}, []string{"reason"}),
+		upstreamError: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_upstream_errors_total", Help: "Attempts that a worker failed, by how.",
+		}, []string{"reason"}),
+		inFlight: f.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "warmroute_upstream_in_flight", Help: "Requests of this frontend at each worker.",
+		}, []string{"worker"}),
+	}
+}

@@ -1,0 +1,432 @@
+// Package openai reads from the bodies of OpenAI requests what routing needs, and nothing
+// else: the body itself is forwarded as it came. It also renders the body that asks an engine
+// to tokenize the same prompt. It does no I/O, copies nothing that is large and never panics
+// on input; whatever it refuses is a [*BadRequest].
+package openai
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+)
+
+// Endpoint says how the body of a route is to be read.
+type Endpoint int
+
+// The endpoints.
+const (
+	Completions Endpoint = iota
+	Chat
+	Embeddings
+	Responses
+	Plain // only the model matters: tokenize and detokenize
+)
+
+// Request is what routing needs to know of a request.
+type Request struct {
+	Model     string
+	Stream    bool
+	CacheSalt string
+	// Tokens are the token ids of the first prompt, where the body gives ids.
+	Tokens []uint32
+	// Tokenize is the body for an engine's /tokenize that yields the tokens of the first
+	// prompt; nil where the body gives ids or the engine offers no way to learn them.
+	Tokenize []byte
+}
+
+// BadRequest is the caller's fault.
+type BadRequest struct {
+	Code    string // OpenAI's error code
+	Message string
+}
+
+func (e *BadRequest) Error() string { return e.Message }
+
+func bad(format string, args ...any) *BadRequest {
+	return &BadRequest{Code: "invalid_request", Message: fmt.Sprintf(format, args...)}
+}
+
+// CodeTooLong is the code of a prompt that is too long.
+const CodeTooLong = "context_length_exceeded"
+
+// TooLong is the refusal of a prompt of more than max tokens.
+func TooLong(tokens, limit int) *BadRequest {
+	return &BadRequest{
+		Code:    CodeTooLong,
+		Message: fmt.Sprintf("the prompt has %d tokens, the limit is %d", tokens, limit),
+	}
+}
+
+// fields are the raw values of the members that matter.
+type fields struct {
+	model, prompt, promptEmbeds, messages, input, instructions, previous, tools []byte
+	salt, stream, truncate                                                      []byte
+	passed                                                                      [len(passedFields)][]byte
+}
+
+// passedFields decide, next to the prompt, what tokens an engine makes of it. They exist under
+// the same names in its /tokenize.
+var passedFields = [...]string{
+	"add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template",
+	"chat_template_kwargs", "mm_processor_kwargs",
+}
+
+func (r *fields) slot(key string) *[]byte {
+	switch key {
+	case "model":
+		return &r.model
+	case "prompt":
+		return &r.prompt
+	case "prompt_embeds":
+		return &r.promptEmbeds
+	case "messages":
+		return &r.messages
+	case "input":
+		return &r.input
+	case "instructions":
+		return &r.instructions
+	case "previous_response_id":
+		return &r.previous
+	case "tools":
+		return &r.tools
+	case "cache_salt":
+		return &r.salt
+	case "stream":
+		return &r.stream
+	case "truncate_prompt_tokens":
+		return &r.truncate
+	}
+	for i, name := range passedFields {
+		if key == name {
+			return &r.passed[i]
+		}
+	}
+	return nil
+}
+
+// Parse reads a body. maxTokens bounds a prompt given as token ids; a longer one is refused
+// before it is decoded. The result may share memory with the body.
+func Parse(body []byte, e Endpoint, maxTokens int) (Request, error) {
+	var f fields
+	err := Object(body, func(key string, raw []byte) error {
+		if p := f.slot(key); p != nil {
+			*p = raw
+			if isNull(raw) {
+				*p = nil
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return Request{}, bad("%s", err)
+	}
+	var r Request
+	if err := decodeString(f.model, "model", &r.Model); err != nil {
+		return Request{}, err
+	}
+	if r.Model == "" && e != Plain {
+		return Request{}, bad(`"model" is missing`)
+	}
+	if err := decodeString(f.salt, "cache_salt", &r.CacheSalt); err != nil {
+		return Request{}, err
+	}
+	if f.stream != nil {
+		if kind(f.stream) != boolean {
+			return Request{}, bad(`"stream" must be true or false`)
+		}
+		r.Stream = f.stream[0] == 't'
+	}
+	if f.tools != nil && kind(f.tools) != array {
+		return Request{}, bad(`"tools" must be an array`)
+	}
+	switch e {
+	case Completions:
+		err = f.prompts(&r, f.prompt, "prompt", maxTokens)
+	case Embeddings:
+		if f.input == nil && f.messages != nil {
+			err = f.chat(&r)
+		} else {
+			err = f.prompts(&r, f.input, "input", maxTokens)
+		}
+	case Chat:
+		err = f.chat(&r)
+	case Responses:
+		err = f.responses(&r)
+	}
+	if err != nil {
+		return Request{}, err
+	}
+	if f.truncate != nil {
+		// The engine will cut the prompt, at a side that we do not know.
+		r.Tokens, r.Tokenize = nil, nil
+	}
+	return r, nil
+}
+
+// prompts reads the prompt forms string, array of strings, token array and array of token
+// arrays. The first prompt routes; the others are only checked.
+func (f *fields) prompts(r *Request, raw []byte, name string, maxTokens int) error {
+	if raw == nil {
+		if f.promptEmbeds != nil {
+			return nil
+		}
+		return bad("%q is missing", name)
+	}
+	wrong := bad("%q must be a string, an array of strings, an array of token ids or an array of arrays of token ids", name)
+	switch kind(raw) {
+	case text:
+		r.Tokenize = f.tokenizeText(raw)
+		return nil
+	case array:
+	default:
+		return wrong
+	}
+	var first []byte
+	element := kindOf(-1)
+	err := Array(raw, func(v []byte) error {
+		switch k := kind(v); {
+		case first == nil:
+			first, element = v, k
+		case k != element:
+			return wrong
+		}
+		if element == array {
+			return Array(v, func(id []byte) error {
+				if kind(id) != number {
+					return wrong
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	switch element {
+	case text:
+		r.Tokenize = f.tokenizeText(first)
+		return nil
+	case number:
+		r.Tokens, err = Tokens(raw, name, maxTokens)
+		return err
+	case array:
+		r.Tokens, err = Tokens(first, name, maxTokens)
+		return err
+	case -1:
+		return bad("%q is empty", name)
+	}
+	return wrong
+}
+
+func (f *fields) chat(r *Request) error {
+	if f.messages == nil {
+		return bad(`"messages" is missing`)
+	}
+	if kind(f.messages) != array {
+		return bad(`"messages" must be an array`)
+	}
+	n := 0
+	err := Array(f.messages, func(v []byte) error {
+		if kind(v) != object {
+			return bad(`"messages" must be an array of objects`)
+		}
+		n++
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		return bad(`"messages" is empty`)
+	}
+	w := f.startTokenize("messages", f.messages)
+	if f.tools != nil {
+		w.member("tools", f.tools)
+	}
+	r.Tokenize = w.end()
+	return nil
+}
+
+// responses knows the plain cases: a string, or messages whose content is a string. Engines
+// turn them into a chat. Everything else (stored conversations, tools, files) is rendered in
+// ways that /tokenize cannot repeat.
+func (f *fields) responses(r *Request) error {
+	if f.input == nil {
+		return bad(`"input" is missing`)
+	}
+	var b bytes.Buffer
+	b.WriteByte('[')
+	message := func(role string, content []byte) {
+		if b.Len() > 1 {
+			b.WriteByte(',')
+		}
+		b.WriteString(`{"role":"` + role + `","content":`)
+		b.Write(content)
+		b.WriteByte('}')
+	}
+	plain := f.previous == nil && f.tools == nil
+	if f.instructions != nil {
+		if kind(f.instructions) != text {
+			return bad(`"instructions" must be a string`)
+		}
+		message("system", f.instructions)
+	}
+	switch kind(f.input) {
+	case text:
+		message("user", f.input)
+	case array:
+		err := Array(f.input, func(v []byte) error {
+			if kind(v) != object {
+				return bad(`"input" must be a string or an array of objects`)
+			}
+			role, content, ok := plainItem(v)
+			plain = plain && ok
+			message(role, content)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	default:
+		return bad(`"input" must be a string or an array of objects`)
+	}
+	b.WriteByte(']')
+	if plain && b.Len() > 2 {
+		r.Tokenize = f.startTokenize("messages", b.Bytes()).end()
+	}
+	return nil
+}
+
+// plainItem is an item of a response's input that is a message with text content.
+func plainItem(item []byte) (role string, content []byte, ok bool) {
+	ok = true
+	err := Object(item, func(key string, raw []byte) error {
+		switch key {
+		case "role":
+			if kind(raw) == text {
+				role = decodeKey(raw)
+			}
+		case "content":
+			content = raw
+		case "type":
+			ok = ok && string(raw) == `"message"`
+		}
+		return nil
+	})
+	switch role {
+	case "system", "developer", "user", "assistant":
+	default:
+		return "", nil, false
+	}
+	return role, content, ok && err == nil && content != nil && kind(content) == text
+}
+
+func (f *fields) tokenizeText(prompt []byte) []byte {
+	w := f.startTokenize("prompt", prompt)
+	return w.end()
+}
+
+// tokenizeWriter renders the body of a tokenize call from raw values.
+type tokenizeWriter struct{ b bytes.Buffer }
+
+func (f *fields) startTokenize(name string, raw []byte) *tokenizeWriter {
+	w := &tokenizeWriter{}
+	size := len(raw) + len(f.model) + len(f.tools) + 64
+	for _, p := range f.passed {
+		size += len(p) + 32
+	}
+	w.b.Grow(size)
+	w.member("model", f.model)
+	w.member(name, raw)
+	for i, p := range f.passed {
+		if p != nil && (name == "messages" || i == 0) {
+			w.member(passedFields[i], p)
+		}
+	}
+	return w
+}
+
+func (w *tokenizeWriter) member(name string, raw []byte) {
+	if w.b.Len() == 0 {
+		w.b.WriteString(`{"`)
+	} else {
+		w.b.WriteString(`,"`)
+	}
+	w.b.WriteString(name)
+	w.b.WriteString(`":`)
+	w.b.Write(raw)
+}
+
+func (w *tokenizeWriter) end() []byte {
+	w.b.WriteByte('}')
+	return w.b.Bytes()
+}
+
+// Tokens decodes an array of token ids; name is the field's, for the error.
+func Tokens(raw []byte, name string, limit int) ([]uint32, error) {
+	if kind(raw) != array {
+		return nil, bad("%q must be an array of token ids", name)
+	}
+	n := bytes.Count(raw, []byte{','}) + 1
+	if n > limit {
+		return nil, TooLong(n, limit)
+	}
+	ids := make([]uint32, 0, n)
+	err := Array(raw, func(v []byte) error {
+		id, err := strconv.ParseUint(string(v), 10, 32)
+		if err != nil {
+			return bad("%q must hold token ids: whole numbers from 0 to 4294967295", name)
+		}
+		ids = append(ids, uint32(id))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(ids) == 0 {
+		return nil, bad("%q is empty", name)
+	}
+	return ids, nil
+}
+
+type kindOf int
+
+const (
+	null kindOf = iota
+	boolean
+	number
+	text
+	array
+	object
+)
+
+// kind is the type of a checked value.
+func kind(raw []byte) kindOf {
+	switch raw[0] {
+	case '"':
+		return text
+	case '[':
+		return array
+	case '{':
+		return object
+	case 't', 'f':
+		return boolean
+	case 'n':
+		return null
+	}
+	return number
+}
+
+func isNull(raw []byte) bool { return raw[0] == 'n' }
+
+func decodeString(raw []byte, name string, to *string) error {
+	if raw == nil {
+		return nil
+	}
+	if kind(raw) != text || json.Unmarshal(raw, to) != nil {
+		return bad("%q must be a string", name)
+	}
+	return nil
+}

@@ -1,0 +1,150 @@
+package frontend
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/kvcache"
+)
+
+// models answers GET /v1/models: what the workers of the tenant serve, alive or last known.
+func (f *Frontend) models(c *gin.Context) {
+	list := f.fleet.Snapshot().Models(f.o.Tenant)
+	if list == nil {
+		list = []fleet.Model{}
+	}
+	c.JSON(http.StatusOK, gin.H{"object": "list", "data": list})
+}
+
+// component is one line of /ready.
+type component struct {
+	Name   string     `json:"name"`
+	Status string     `json:"status"` // up, down, unused
+	Detail string     `json:"detail,omitempty"`
+	Since  *time.Time `json:"since,omitempty"`
+}
+
+// ready answers GET /ready. It is about this process and its workers: an index that is away shows, and
+// changes nothing.
+func (f *Frontend) ready(c *gin.Context) {
+	s := f.fleet.Snapshot()
+	var list []component
+	for _, n := range s.Nodes() {
+		w := component{Name: "worker/" + n.ID, Status: "up", Since: &n.Since}
+		if !n.Healthy {
+			w.Status, w.Detail = "down", n.Cause
+		}
+		list = append(list, w)
+	}
+	degraded := false
+	if f.o.Index == nil {
+		list = append(list, component{Name: "index", Status: "unused"})
+	} else {
+		for _, l := range f.o.Index.Links() {
+			w := component{Name: "index/" + l.Shard, Status: "up", Since: &l.Since}
+			if !l.Up {
+				w.Status, w.Detail = "down", l.Reason
+				degraded = true
+			}
+			list = append(list, w)
+		}
+	}
+	status, code := "ready", http.StatusOK
+	switch {
+	case f.draining.Load():
+		status, code = "draining", http.StatusServiceUnavailable
+	case s.Healthy() == 0:
+		status, code = "no worker", http.StatusServiceUnavailable
+	}
+	c.JSON(code, gin.H{"status": status, "degraded": degraded, "workers": s.Healthy(), "components": list})
+}
+
+type workerInfo struct {
+	ID       string         `json:"id"`
+	URL      string         `json:"url"`
+	Engine   string         `json:"engine,omitempty"`
+	Tenant   string         `json:"tenant_id"`
+	Source   string         `json:"source"` // config or index
+	Healthy  bool           `json:"healthy"`
+	Cause    string         `json:"cause,omitempty"`
+	Since    time.Time      `json:"since"`
+	Models   []string       `json:"models"`
+	InFlight []rankInFlight `json:"in_flight"`
+}
+
+type rankInFlight struct {
+	Rank     int `json:"dp_rank"`
+	Requests int `json:"requests"`
+	Blocks   int `json:"blocks"`
+}
+
+// workers answers GET /workers.
+func (f *Frontend) workers(c *gin.Context) {
+	list := []workerInfo{}
+	for _, n := range f.fleet.Snapshot().Nodes() {
+		w := workerInfo{
+			ID: n.ID, URL: n.URL.Redacted(), Engine: n.Engine, Tenant: n.Tenant, Source: n.Source,
+			Healthy: n.Healthy, Cause: n.Cause, Since: n.Since, Models: []string{},
+		}
+		for _, m := range n.Models {
+			w.Models = append(w.Models, m.ID)
+		}
+		for _, rank := range n.Ranks {
+			l := f.inFlight.at(kvcache.WorkerRank{Worker: n.ID, Rank: rank})
+			w.InFlight = append(w.InFlight, rankInFlight{rank, l.requests, l.blocks})
+		}
+		list = append(list, w)
+	}
+	c.JSON(http.StatusOK, gin.H{"workers": list})
+}
+
+// dump answers GET /dump: every stored block of all pools, or of those of ?model= and ?tenant_id=, one
+// RouterEvent per line. A dump that breaks off does not end cleanly.
+func (f *Frontend) dump(c *gin.Context) {
+	if f.o.Index == nil {
+		fail(c, unavailable("index_unavailable", "there is no index"))
+		return
+	}
+	ctx := c.Request.Context()
+	pools, err := f.o.Index.Pools(ctx)
+	if err != nil {
+		f.o.Logger.Warn("dump failed", "error", err)
+		fail(c, unavailable("index_unavailable", "the index cannot be read"))
+		return
+	}
+	model, tenant := c.Query("model"), c.Query("tenant_id")
+	conn := http.NewResponseController(c.Writer)
+	c.Header("Content-Type", "application/x-ndjson")
+	lines := json.NewEncoder(c.Writer)
+	n := 0
+	for _, p := range pools {
+		if p.Tenant == "" {
+			p.Tenant = kvcache.DefaultTenant
+		}
+		if model != "" && model != p.Model || tenant != "" && tenant != p.Tenant {
+			continue
+		}
+		err := f.o.Index.Dump(ctx, p, func(e kvcache.RouterEvent) error {
+			if n%256 == 0 {
+				_ = conn.SetWriteDeadline(time.Now().Add(f.o.IdleChunkTimeout)) // unsupported only by test recorders
+			}
+			n++
+			return lines.Encode(e)
+		})
+		switch {
+		case err == nil:
+		case !c.Writer.Written():
+			f.o.Logger.Warn("dump failed", "error", err)
+			fail(c, unavailable("index_unavailable", "the index cannot be read"))
+			return
+		default:
+			f.o.Logger.Warn("dump broke off", "lines", n, "error", err)
+			panic(http.ErrAbortHandler)
+		}
+	}
+	c.Status(http.StatusOK)
+}

@@ -1,0 +1,182 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+)
+
+// Worker is one engine instance that a frontend may send requests to.
+type Worker = fleet.Worker
+
+// Overlaps answers which worker rank holds how much of a prompt.
+type Overlaps interface {
+	// Lookup returns within its own budget, whatever Redis does.
+	Lookup(ctx context.Context, pool kvcache.PoolID, blocks []kvcache.BlockHash, o store.LookupOptions) (kvcache.OverlapScores, kvcache.IndexState, error)
+	// PoolConfig reads a pool's configuration; ok is false where there is no such pool.
+	PoolConfig(ctx context.Context, pool kvcache.PoolID) (c store.PoolConfig, ok bool, err error)
+}
+
+// Inspector shows the state and the contents of the index.
+type Inspector interface {
+	// Links lists the links to all shards in use.
+	Links() []store.LinkStatus
+	// Dump calls f for every stored block of a pool.
+	Dump(ctx context.Context, pool kvcache.PoolID, f func(kvcache.RouterEvent) error) error
+}
+
+// Index is all that a frontend needs of the index. *store.Store is one.
+type Index interface {
+	Overlaps
+	fleet.Catalog
+	Inspector
+}
+
+// The policies.
+const (
+	PolicyKV          = "kv"           // least uncached blocks + in-flight blocks
+	PolicyLeastLoaded = "least-loaded" // fewest requests in flight
+	PolicyRoundRobin  = "round-robin"
+	PolicyRandom      = "random"
+)
+
+// Options configures a Frontend.
+type Options struct {
+	// Listen is the TCP address to serve on, e.g. ":8000". Default "127.0.0.1:0".
+	Listen string
+	// Index is the index to ask. Nil means none: every request is routed by the fallback.
+	Index Index
+	// Workers are the configured workers. More are learnt from the index's streams.
+	Workers []Worker
+	// Tenant is whose pools the OpenAI routes serve. Default [kvcache.DefaultTenant].
+	Tenant string
+	// Policy is how a worker is chosen: one of the Policy constants. Default [PolicyKV].
+	Policy string
+	// Token, if set, is the bearer token that all routes but /health, /ready and /metrics ask for. It is
+	// not passed on to workers.
+	Token string
+	// WorkerToken, if set, is the bearer token that workers get in place of the client's.
+	WorkerToken string
+
+	// LookupBudget bounds all index work of one request. It should equal the store's. Default 20 ms.
+	LookupBudget time.Duration
+	// BlockSize is used for a pool whose configuration is unknown, in tokens. Default 16.
+	BlockSize int
+	// MaxPromptTokens is the longest prompt that is taken, in tokens; a model's max_model_len lowers it.
+	// Default 1,000,000.
+	MaxPromptTokens int
+
+	// MaxBody is the largest request body, in bytes. Default 32 MiB.
+	MaxBody int64
+	// MaxBuffered bounds the request bodies in memory at one time, in bytes. Default 16 × MaxBody.
+	MaxBuffered int64
+	// MaxInFlight bounds the requests being proxied. Default 4096.
+	MaxInFlight int
+	// BodyTimeout bounds the time a client takes to send its body. Default 1 min.
+	BodyTimeout time.Duration
+
+	// ConnectTimeout bounds dialling a worker. Default 1 s.
+	ConnectTimeout time.Duration
+	// ResponseHeaderTimeout bounds the time from the choice of a worker to its response header. An
+	// answer that is not streamed has its header at the end of the work. Default 5 min.
+	ResponseHeaderTimeout time.Duration
+	// IdleChunkTimeout bounds the time between two chunks of a response, and the time a client
+	// takes to accept one. Default 5 min.
+	IdleChunkTimeout time.Duration
+	// Retries is how many other workers are tried where one cannot have got the request; negative
+	// means none. Default 2.
+	Retries int
+
+	// PollInterval is the time between two health polls of all workers and two readings of
+	// the index's streams. Default 2 s.
+	PollInterval time.Duration
+	// PollTimeout bounds one poll of one worker. Default 3 s.
+	PollTimeout time.Duration
+
+	// TokenizeCacheBytes bounds the memory of the cached token ids. Default 64 MiB.
+	TokenizeCacheBytes int64
+	// TokenizeTimeout bounds the wait for a worker's /tokenize. Default 500 ms.
+	TokenizeTimeout time.Duration
+
+	// DrainDelay is how long the listener stays open after /ready has turned to 503. Default 0.
+	DrainDelay time.Duration
+	// DrainLimit is how long requests in flight may take to finish after that before they are
+	// aborted. Default 30 s.
+	DrainLimit time.Duration
+
+	// Logger is the logger. Default: discard.
+	Logger *slog.Logger
+	// Registerer gets the metrics. Default: they are kept but not registered.
+	Registerer prometheus.Registerer
+	// Gatherer is what /metrics shows. Default: nothing.
+	Gatherer prometheus.Gatherer
+}
+
+func orDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// complete checks the options and fills in the defaults.
+func (o *Options) complete() error {
+	orDefault(&o.Listen, "127.0.0.1:0")
+	orDefault(&o.Tenant, kvcache.DefaultTenant)
+	orDefault(&o.Policy, PolicyKV)
+	orDefault(&o.LookupBudget, 20*time.Millisecond)
+	orDefault(&o.BlockSize, 16)
+	orDefault(&o.MaxPromptTokens, 1_000_000)
+	orDefault(&o.MaxBody, 32<<20)
+	orDefault(&o.MaxBuffered, 16*o.MaxBody)
+	orDefault(&o.MaxInFlight, 4096)
+	orDefault(&o.BodyTimeout, time.Minute)
+	orDefault(&o.ConnectTimeout, time.Second)
+	orDefault(&o.ResponseHeaderTimeout, 5*time.Minute)
+	orDefault(&o.IdleChunkTimeout, 5*time.Minute)
+	orDefault(&o.Retries, 2)
+	orDefault(&o.PollInterval, 2*time.Second)
+	orDefault(&o.PollTimeout, 3*time.Second)
+	orDefault(&o.TokenizeCacheBytes, 64<<20)
+	orDefault(&o.TokenizeTimeout, 500*time.Millisecond)
+	orDefault(&o.DrainLimit, 30*time.Second)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Gatherer == nil {
+		o.Gatherer = prometheus.NewRegistry()
+	}
+	switch o.Policy {
+	case PolicyKV, PolicyLeastLoaded, PolicyRoundRobin, PolicyRandom:
+	default:
+		return fmt.Errorf("policy %q: want kv, least-loaded, round-robin or random", o.Policy)
+	}
+	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
+		return fmt.Errorf("listen address: %w", err)
+	}
+	if o.Index == nil && len(o.Workers) == 0 {
+		return errors.New("no workers are configured and there is no index to find them in")
+	}
+	for _, d := range []time.Duration{o.LookupBudget, o.BodyTimeout, o.ConnectTimeout, o.ResponseHeaderTimeout,
+		o.IdleChunkTimeout, o.PollInterval, o.PollTimeout, o.TokenizeTimeout, o.DrainDelay, o.DrainLimit} {
+		if d < 0 {
+			return fmt.Errorf("a duration of %v is negative", d)
+		}
+	}
+	if o.BlockSize < 0 || o.MaxPromptTokens < 0 || o.MaxBody < 0 || o.MaxInFlight < 0 || o.TokenizeCacheBytes < 0 {
+		return errors.New("a size or limit is negative")
+	}
+	if o.MaxBuffered < o.MaxBody {
+		return fmt.Errorf("%d buffered bytes in all are less than one body of %d", o.MaxBuffered, o.MaxBody)
+	}
+	return nil
+}

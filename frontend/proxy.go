@@ -1,0 +1,272 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/warmroute/warmroute/frontend/openai"
+)
+
+// newTransport is for requests to workers. Engines close connections that were idle for 5 s;
+// we close them first, or a request would run into it. Encodings are the client's affair.
+func newTransport(o Options) *http.Transport {
+	dialer := &net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: 15 * time.Second}
+	return &http.Transport{
+		DialContext:         dialer.DialContext,
+		TLSHandshakeTimeout: o.ConnectTimeout,
+		IdleConnTimeout:     4 * time.Second,
+		MaxIdleConnsPerHost: 256,
+		DisableCompression:  true,
+	}
+}
+
+type exchangeKey struct{}
+
+func exchangeOf(req *http.Request) *exchange {
+	return req.Context().Value(exchangeKey{}).(*exchange)
+}
+
+func (f *Frontend) newProxy() *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Transport:     roundTripper(f.roundTrip),
+		FlushInterval: -1, // every chunk at once
+		Rewrite: func(r *httputil.ProxyRequest) {
+			for _, h := range []string{headerWorker, headerRank, headerSession, headerRouting, headerDataParallel, "Expect"} {
+				r.Out.Header.Del(h)
+			}
+			if f.o.Token != "" {
+				r.Out.Header.Del("Authorization")
+			}
+			if f.o.WorkerToken != "" {
+				r.Out.Header.Set("Authorization", "Bearer "+f.o.WorkerToken)
+			}
+			r.SetXForwarded()
+		},
+		ModifyResponse: f.answer,
+		ErrorHandler:   f.noAnswer,
+		BufferPool:     &copyBuffers{},
+		ErrorLog:       slog.NewLogLogger(f.o.Logger.Handler(), slog.LevelDebug),
+	}
+}
+
+// headerDataParallel pins a data-parallel rank inside an engine.
+const headerDataParallel = "X-Data-Parallel-Rank"
+
+// proxy serves an OpenAI route.
+func (f *Frontend) proxy(e openai.Endpoint) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		if !f.underWay.take(1) {
+			fail(c, errOverloaded) // before the body takes memory
+			return
+		}
+		defer f.underWay.give(1)
+		x := &exchange{tenant: f.o.Tenant, path: c.Request.URL.Path, response: http.NewResponseController(c.Writer)}
+		defer x.finish()
+		err := f.prepare(c, x, e)
+		if x.state != "" {
+			c.Set(keyIndexState, string(x.state))
+		}
+		if err != nil {
+			fail(c, err)
+			return
+		}
+		out := c.Request.WithContext(context.WithValue(c.Request.Context(), exchangeKey{}, x))
+		out.Body, out.ContentLength = http.NoBody, 0 // each attempt brings the body along
+		f.reverse.ServeHTTP(c.Writer, out)
+	}
+}
+
+// prepare reads all that a choice needs.
+func (f *Frontend) prepare(c *gin.Context, x *exchange, e openai.Endpoint) (err error) {
+	if x.body, err = f.readBody(c); err != nil {
+		return err
+	}
+	x.start = time.Now()
+	if x.parsed, err = openai.Parse(x.body.bytes, e, f.o.MaxPromptTokens); err != nil {
+		return err
+	}
+	s := f.fleet.Snapshot()
+	if x.parsed.Model == "" { // only where an engine does not ask for it either
+		models := s.Models(f.o.Tenant)
+		if len(models) != 1 {
+			return refuse(http.StatusBadRequest, "invalid_request", `"model" is missing`)
+		}
+		x.parsed.Model = models[0].ID
+	}
+	if x.target, err = f.resolve(s, x.tenant, x.parsed.Model); err != nil {
+		return err
+	}
+	if x.pin, err = headerPin(c.Request.Header); err != nil {
+		return err
+	}
+	if len(candidates(x.target, x.pin, &x.knowledge, nil)) == 0 {
+		return nobody(s, x.pin)
+	}
+	return f.learn(c, x, e)
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return r(req) }
+
+// roundTrip chooses a worker and sends it the request; another one where the first cannot
+// have got it.
+func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
+	x := exchangeOf(req)
+	pool := x.target.Pool.String()
+	var last error
+	for try := 0; ; try++ {
+		if err := f.choose(x); err != nil {
+			if last != nil {
+				return nil, last
+			}
+			return nil, err
+		}
+		if try == 0 {
+			f.metrics.routeSeconds.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
+		}
+		a := newAttempt(req.Context(), f.o.ResponseHeaderTimeout)
+		res, err := f.transport.RoundTrip(x.outgoing(a.ctx, req))
+		if err == nil {
+			a.stream(res, &answerBody{
+				idle: f.o.IdleChunkTimeout,
+				first: func() {
+					f.metrics.ttfb.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
+					x.lease.prefilled()
+				},
+				chunk: func() { _ = x.response.SetWriteDeadline(time.Now().Add(f.o.IdleChunkTimeout)) },
+				broke: func(reason string, err error) {
+					if req.Context().Err() == nil {
+						f.workerFailed(x, reason, err)
+					}
+				},
+			})
+			x.body.drop() // no further attempt can follow
+			x.body.bytes = nil
+			return res, nil
+		}
+		reason, retry := a.fault(err, f.o.ConnectTimeout)
+		a.end()
+		x.lease.release()
+		if req.Context().Err() != nil {
+			return nil, errClientGone
+		}
+		f.workerFailed(x, reason, err)
+		switch reason {
+		case failDial, failStale:
+			last = errUnreachable
+			var timeout net.Error
+			if errors.As(err, &timeout) && timeout.Timeout() {
+				last = errUpstreamLate
+			}
+		case failHeader:
+			last = errUpstreamLate
+		default:
+			last = errBadUpstream
+		}
+		if !retry || try >= f.o.Retries {
+			return nil, last
+		}
+		x.tried = append(x.tried, x.chosen.Worker)
+		f.metrics.retries.WithLabelValues(reason).Inc()
+	}
+}
+
+func (f *Frontend) workerFailed(x *exchange, reason string, err error) {
+	f.metrics.upstreamError.WithLabelValues(reason).Inc()
+	f.o.Logger.Warn("worker failed a request", "worker", x.chosen.Worker, "reason", reason, "error", err)
+}
+
+// outgoing is the request for the worker chosen, with the client's body unchanged.
+func (x *exchange) outgoing(ctx context.Context, req *http.Request) *http.Request {
+	out := req.Clone(ctx)
+	base := x.chosen.node.URL
+	out.URL.Scheme, out.URL.Host = base.Scheme, base.Host
+	out.URL.Path, out.URL.RawPath = base.Path+x.path, ""
+	out.Host = "" // the worker's
+	out.ContentLength = int64(len(x.body.bytes))
+	out.GetBody = func() (io.ReadCloser, error) { return &bodyReader{x.body.bytes}, nil }
+	out.Body, _ = out.GetBody()
+	if len(x.chosen.node.Ranks) > 1 {
+		out.Header.Set(headerDataParallel, strconv.Itoa(x.chosen.Rank))
+	}
+	return out
+}
+
+// bodyReader reads a body and lets go of it at its end: the request that it belongs to lives
+// as long as the answer.
+type bodyReader struct{ rest []byte }
+
+func (b *bodyReader) Read(p []byte) (int, error) {
+	if len(b.rest) == 0 {
+		b.rest = nil
+		return 0, io.EOF
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
+func (b *bodyReader) Close() error { return nil }
+
+// answer adds our headers to a worker's.
+func (f *Frontend) answer(res *http.Response) error {
+	x := exchangeOf(res.Request)
+	res.Header.Del(headerRequestID) // the client's or ours is there already
+	x.headers(res.Header)
+	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		res.Header.Set("X-Accel-Buffering", "no")
+		if res.Header.Get("Cache-Control") == "" {
+			res.Header.Set("Cache-Control", "no-cache")
+		}
+	}
+	return nil
+}
+
+func (x *exchange) headers(h http.Header) {
+	for _, name := range []string{headerWorker, headerRank, headerOverlap, headerBlocks} {
+		h.Del(name)
+	}
+	h.Set(headerState, string(x.state))
+	if x.tokens > 0 {
+		h.Set(headerBlocks, strconv.Itoa(x.blocks))
+	}
+	if x.chosen == nil {
+		return
+	}
+	h.Set(headerWorker, x.chosen.Worker)
+	h.Set(headerRank, strconv.Itoa(x.chosen.Rank))
+	if x.known() { // no header is not 0
+		h.Set(headerOverlap, strconv.Itoa(min(x.chosen.overlap, x.blocks)))
+	}
+}
+
+// noAnswer is for requests that got no response header of a worker.
+func (f *Frontend) noAnswer(w http.ResponseWriter, req *http.Request, err error) {
+	x := exchangeOf(req)
+	x.headers(w.Header())
+	writeError(w, err)
+}
+
+// copyBuffers are the buffers that answers are copied through.
+type copyBuffers struct{ pool sync.Pool }
+
+func (p *copyBuffers) Get() []byte {
+	if b, ok := p.pool.Get().(*[]byte); ok {
+		return *b
+	}
+	return make([]byte, 32<<10)
+}
+
+func (p *copyBuffers) Put(b []byte) { p.pool.Put(&b) }

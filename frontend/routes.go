@@ -1,0 +1,124 @@
+package frontend
+
+import (
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/warmroute/warmroute/frontend/openai"
+)
+
+const (
+	headerRequestID = "X-Request-Id"
+	keyIndexState   = "index_state" // of a gin.Context; for metrics
+)
+
+func (f *Frontend) routes() http.Handler {
+	gin.SetMode(gin.ReleaseMode)
+	r := gin.New()
+	r.HandleMethodNotAllowed = true
+	r.ForwardedByClientIP = false
+	_ = r.SetTrustedProxies(nil) // nil cannot fail
+	r.Use(f.observe, f.recoverPanic, requestID)
+	r.NoRoute(func(c *gin.Context) {
+		fail(c, refuse(http.StatusNotFound, "not_found", "there is no such route"))
+	})
+	r.NoMethod(func(c *gin.Context) {
+		fail(c, refuse(http.StatusMethodNotAllowed, "method_not_allowed", "the route does not take this method"))
+	})
+
+	r.GET("/health", func(c *gin.Context) { c.JSON(http.StatusOK, gin.H{"status": "ok"}) })
+	r.GET("/ready", f.ready)
+	r.GET("/metrics", gin.WrapH(promhttp.HandlerFor(f.o.Gatherer, promhttp.HandlerOpts{})))
+
+	g := r.Group("/", f.authorize)
+	g.POST("/v1/chat/completions", f.proxy(openai.Chat))
+	g.POST("/v1/completions", f.proxy(openai.Completions))
+	g.POST("/v1/embeddings", f.proxy(openai.Embeddings))
+	g.POST("/v1/responses", f.proxy(openai.Responses))
+	g.POST("/tokenize", f.proxy(openai.Plain))
+	g.POST("/detokenize", f.proxy(openai.Plain))
+	g.GET("/v1/models", f.models)
+	g.POST("/query", f.query)
+	g.POST("/query_by_hash", f.queryByHash)
+	g.POST("/select", f.selectWorker)
+	g.GET("/workers", f.workers)
+	g.GET("/dump", f.dump)
+	return r
+}
+
+// observe counts every request once, also one that panics.
+func (f *Frontend) observe(c *gin.Context) {
+	defer func() {
+		endpoint := c.FullPath()
+		if endpoint == "" {
+			endpoint = "unmatched"
+		}
+		state := c.GetString(keyIndexState)
+		if state == "" {
+			state = "none"
+		}
+		f.metrics.requests.WithLabelValues(endpoint, strconv.Itoa(c.Writer.Status()), state).Inc()
+	}()
+	c.Next()
+}
+
+// recoverPanic answers 500 where it still can. [http.ErrAbortHandler] goes on to the server:
+// only it can break the connection, and a broken answer must not look complete.
+func (f *Frontend) recoverPanic(c *gin.Context) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		if p == http.ErrAbortHandler {
+			panic(p)
+		}
+		f.o.Logger.Error("panic in a handler", "panic", p, "stack", string(debug.Stack()))
+		if c.Writer.Written() {
+			panic(http.ErrAbortHandler)
+		}
+		fail(c, errInternal)
+	}()
+	c.Next()
+}
+
+// requestID takes or makes the request's id, passes it on and echoes it.
+func requestID(c *gin.Context) {
+	id := c.GetHeader(headerRequestID)
+	if !printable(id, 128) {
+		var b [16]byte
+		_, _ = rand.Read(b[:]) // never fails
+		id = hex.EncodeToString(b[:])
+		c.Request.Header.Set(headerRequestID, id)
+	}
+	c.Header(headerRequestID, id)
+	c.Next()
+}
+
+func printable(s string, limit int) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return s != "" && len(s) <= limit
+}
+
+func (f *Frontend) authorize(c *gin.Context) {
+	if f.o.Token == "" {
+		return
+	}
+	scheme, token, _ := strings.Cut(c.GetHeader("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare([]byte(token), []byte(f.o.Token)) != 1 {
+		c.Header("WWW-Authenticate", "Bearer")
+		fail(c, refuse(http.StatusUnauthorized, "invalid_api_key", "a valid bearer token is required"))
+	}
+}

@@ -1,0 +1,128 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Causes of a cancelled attempt that are not the client's.
+var (
+	errHeaderTimeout = errors.New("the response header did not come in time")
+	errIdleTimeout   = errors.New("the response stood still for too long")
+)
+
+// Reasons of upstream_errors_total and upstream_retries_total.
+const (
+	failDial    = "dial"           // no connection: the worker cannot have got the request
+	failStale   = "stale"          // a kept-alive connection was closed under the request
+	failHeader  = "header_timeout" // connected, but no response header in time
+	failBroken  = "broken"         // connected, then broken before a response header
+	failIdle    = "idle_timeout"   // the response stood still
+	failAborted = "aborted"        // the response broke off in its midst
+)
+
+// attempt is one try of a request at one worker.
+type attempt struct {
+	ctx    context.Context // the attempt's; ends the work at the worker
+	cancel context.CancelCauseFunc
+	timer  *time.Timer // cancels with errHeaderTimeout, later with errIdleTimeout
+	late   atomic.Pointer[error]
+
+	connected atomic.Int64 // when, in Unix nanoseconds; 0 means never
+	reused    atomic.Bool
+	answered  atomic.Bool // a byte of the response came
+}
+
+func newAttempt(parent context.Context, headerTimeout time.Duration) *attempt {
+	a := &attempt{}
+	ctx, cancel := context.WithCancelCause(parent)
+	a.cancel = cancel
+	a.late.Store(&errHeaderTimeout)
+	a.timer = time.AfterFunc(headerTimeout, func() { cancel(*a.late.Load()) })
+	a.ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) {
+			a.reused.Store(info.Reused)
+			a.connected.Store(time.Now().UnixNano())
+		},
+		GotFirstResponseByte: func() { a.answered.Store(true) },
+	})
+	return a
+}
+
+// fault classifies the error of a round trip; retry tells whether the worker cannot have accepted the
+// request. A worker may have, as soon as it was connected and took longer to fail than a
+// connection that was closed already: window bounds that.
+func (a *attempt) fault(err error, window time.Duration) (reason string, retry bool) {
+	at := a.connected.Load()
+	switch {
+	case errors.Is(context.Cause(a.ctx), errHeaderTimeout):
+		return failHeader, false
+	case at == 0:
+		return failDial, true
+	case a.reused.Load() && !a.answered.Load() && isHangup(err) && time.Since(time.Unix(0, at)) < window:
+		return failStale, true
+	}
+	return failBroken, false
+}
+
+func isHangup(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		err != nil && err.Error() == "http: server closed idle connection"
+}
+
+// end releases the attempt.
+func (a *attempt) end() {
+	a.timer.Stop()
+	a.cancel(nil)
+}
+
+// answerBody is the body of a worker's answer. It ends the attempt when it stands still.
+type answerBody struct {
+	io.ReadCloser
+	a     *attempt
+	idle  time.Duration
+	first func()                         // called before the first byte is handed on
+	chunk func()                         // called before every chunk
+	broke func(reason string, err error) // called once where the body breaks off
+}
+
+func (b *answerBody) Read(p []byte) (int, error) {
+	b.a.timer.Reset(b.idle)
+	n, err := b.ReadCloser.Read(p)
+	b.a.timer.Stop()
+	if n > 0 {
+		if b.first != nil {
+			b.first()
+			b.first = nil
+		}
+		b.chunk()
+	}
+	if err != nil && err != io.EOF && b.broke != nil {
+		if errors.Is(context.Cause(b.a.ctx), errIdleTimeout) {
+			b.broke(failIdle, errIdleTimeout)
+		} else {
+			b.broke(failAborted, err)
+		}
+		b.broke = nil
+	}
+	return n, err
+}
+
+func (b *answerBody) Close() error {
+	b.a.end()
+	return b.ReadCloser.Close()
+}
+
+// stream turns the attempt's timer to the chunks of the answer.
+func (a *attempt) stream(res *http.Response, b *answerBody) {
+	a.timer.Stop()
+	a.late.Store(&errIdleTimeout)
+	b.ReadCloser, b.a = res.Body, a
+	res.Body = b
+}
