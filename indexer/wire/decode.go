@@ -2,6 +2,7 @@ package wire
 
 import (
 	"math"
+	"slices"
 
 	"github.com/warmroute/warmroute/kvcache"
 )
@@ -26,6 +27,7 @@ func Decode(payload []byte) (Batch, error) {
 // decoder decodes one payload that has passed validate.
 type decoder struct {
 	b      []byte
+	left   int // events still to come, this one included: more like this one are likely
 	tokens arena[uint32]
 	hashes arena[kvcache.EngineHash]
 	last   string // the last string that was copied: adapters and salts come in runs
@@ -126,48 +128,54 @@ func (d *decoder) events(batch *Batch, pos int) {
 		batch.Events = make([]Event, 0, min(n, most))
 	}
 	for i := range n {
+		d.left = n - i
 		batch.Events = append(batch.Events, Event{Index: int32(i)})
 		e := &batch.Events[len(batch.Events)-1]
-		if code := d.event(e, pos); code != 0 {
+		next, code := d.event(e, pos)
+		if code != 0 {
+			if k := len(batch.Skipped); k == cap(batch.Skipped) {
+				// Doubling wastes less than append's slower growth where all are broken.
+				batch.Skipped = slices.Grow(batch.Skipped, min(k+1, n-i))
+			}
 			batch.Skipped = append(batch.Skipped, Skipped{Index: e.Index, Code: code, Kind: e.Kind})
 			batch.Events = batch.Events[:len(batch.Events)-1]
 		}
-		pos = skip(d.b, pos)
+		pos = next
 	}
 }
 
 // spans are the positions of an event's fields; 0 where a field is absent.
 type spans [numFields]int32
 
-// event decodes the event at pos. Where it fails, e.Kind still says what the tag said.
-func (d *decoder) event(e *Event, pos int) Code {
+// event decodes the event at pos and gives the position after it. Where it fails, e.Kind still
+// says what the tag said.
+func (d *decoder) event(e *Event, pos int) (next int, code Code) {
 	var at spans
 	if n, first, ok := arrayLen(d.b, pos); ok {
 		if n == 0 {
-			return TagMissing
+			return first, TagMissing
 		}
-		if code := d.tag(e, first); code != 0 {
-			return code
-		}
-		d.arrayFields(e.Kind, &at, n-1, skip(d.b, first))
+		next = skip(d.b, first)
+		code = d.tag(e, first)
+		next = d.arrayFields(e.Kind, &at, n-1, next)
 	} else if n, first, ok := mapLen(d.b, pos); ok {
-		tag := d.mapFields(&at, n, first)
+		var tag int
+		tag, next = d.mapFields(&at, n, first)
 		if tag == 0 {
-			return TagMissing
+			return next, TagMissing
 		}
-		if code := d.tag(e, tag); code != 0 {
-			return code
-		}
+		code = d.tag(e, tag)
 	} else {
-		return EventShape
+		return skip(d.b, pos), EventShape
 	}
-	switch e.Kind {
-	case Stored:
-		return d.stored(e, &at)
-	case Removed:
-		return d.removed(e, &at)
+	switch {
+	case code != 0:
+	case e.Kind == Stored:
+		code = d.stored(e, &at)
+	case e.Kind == Removed:
+		code = d.removed(e, &at)
 	}
-	return 0
+	return next, code
 }
 
 func (d *decoder) tag(e *Event, pos int) Code {
@@ -203,7 +211,8 @@ var (
 	removedFields = [...]field{fieldHashes, fieldMedium, fieldGroupIdx}
 )
 
-func (d *decoder) arrayFields(k Kind, at *spans, n, pos int) {
+// arrayFields finds the fields among the n elements from pos on, and the position after them.
+func (d *decoder) arrayFields(k Kind, at *spans, n, pos int) (next int) {
 	var order []field
 	switch k {
 	case Stored:
@@ -211,27 +220,36 @@ func (d *decoder) arrayFields(k Kind, at *spans, n, pos int) {
 	case Removed:
 		order = removedFields[:]
 	}
-	for _, f := range order[:min(n, len(order))] {
-		if k == Stored && f == fieldLoRAName {
-			// SGLang 0.5.18 to 0.5.20 put a map of salt and session here, a fork a list.
-			if entries, first, ok := mapLen(d.b, pos); ok {
-				var extra spans
-				d.mapFields(&extra, entries, first)
-				at[fieldCacheSalt], at[fieldSessionID] = extra[fieldCacheSalt], extra[fieldSessionID]
-				return
-			}
-			if _, _, ok := arrayLen(d.b, pos); ok {
-				return
+	for i := range n {
+		if i < len(order) {
+			f := order[i]
+			if f == fieldLoRAName && d.notLoRAName(at, pos) {
+				order = nil // nothing is known of what follows
+			} else {
+				at[f] = int32(pos)
 			}
 		}
-		at[f] = int32(pos)
 		pos = skip(d.b, pos)
 	}
+	return pos
+}
+
+// notLoRAName reports that the element at the position of the adapter's name is another
+// producer's: SGLang 0.5.18 to 0.5.20 put a map of salt and session there, a fork a list.
+func (d *decoder) notLoRAName(at *spans, pos int) bool {
+	if n, first, ok := mapLen(d.b, pos); ok {
+		var extra spans
+		d.mapFields(&extra, n, first)
+		at[fieldCacheSalt], at[fieldSessionID] = extra[fieldCacheSalt], extra[fieldSessionID]
+		return true
+	}
+	_, _, ok := arrayLen(d.b, pos)
+	return ok
 }
 
 // mapFields finds the known fields of a map, the last one where a key is repeated, and gives
-// the position of its tag, 0 where it has none.
-func (d *decoder) mapFields(at *spans, n, pos int) (tag int) {
+// the position of its tag, 0 where it has none, and the position after the map.
+func (d *decoder) mapFields(at *spans, n, pos int) (tag, next int) {
 	for range n {
 		key, ok := strAt(d.b, pos)
 		pos = skip(d.b, pos)
@@ -244,7 +262,7 @@ func (d *decoder) mapFields(at *spans, n, pos int) (tag int) {
 		}
 		pos = skip(d.b, pos)
 	}
-	return tag
+	return tag, pos
 }
 
 // fieldByName is numFields for a key that is not known.

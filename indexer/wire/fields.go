@@ -97,7 +97,10 @@ func (d *decoder) stored(e *Event, at *spans) Code {
 }
 
 func (d *decoder) span(e *Event, at *spans) Code {
-	var s SkippedSpan
+	if at[fieldSpanParent]|at[fieldSpanTokens]|at[fieldSpanExtraKeys] == 0 {
+		return 0
+	}
+	s := new(SkippedSpan)
 	if code := d.optHash(&s.Parent, at, fieldSpanParent); code != 0 {
 		return code
 	}
@@ -113,7 +116,7 @@ func (d *decoder) span(e *Event, at *spans) Code {
 		return code
 	}
 	if s.Parent != nil || s.Tokens != nil || s.ExtraKeys != nil {
-		e.Span = &s
+		e.Span = s
 	}
 	return 0
 }
@@ -123,7 +126,7 @@ func (d *decoder) blockHashes(e *Event, pos int) Code {
 	if !ok {
 		return fieldHashes.code(fieldType)
 	}
-	e.Hashes = d.hashes.take(n, (len(d.b)-pos)/9)
+	e.Hashes = d.hashes.take(n, min((n+1)*d.left, len(d.b)-pos))
 	for i := range e.Hashes {
 		h, digest, code := hashAt(d.b, pos, fieldHashes)
 		if code != 0 {
@@ -148,7 +151,7 @@ func (d *decoder) optHash(to **kvcache.EngineHash, at *spans, f field) Code {
 	}
 	h, _, code := hashAt(d.b, pos, f)
 	if code == 0 {
-		*to = &d.hashes.take(1, 1)[0]
+		*to = &d.hashes.take(1, d.left)[0]
 		**to = h
 	}
 	return code
@@ -226,7 +229,7 @@ func (d *decoder) singleTokens(e *Event, n, pos int) bool {
 	if _, _, ok := intAt(b, pos); !ok {
 		return false
 	}
-	tokens := d.tokens.take(n, len(b)-pos)
+	tokens := d.tokens.take(n, min(n*d.left, len(b)-pos))
 	for i := range tokens {
 		switch c := b[pos]; {
 		case c < 0x80:
@@ -235,6 +238,9 @@ func (d *decoder) singleTokens(e *Event, n, pos int) bool {
 		case c == 0xcd:
 			tokens[i] = uint32(binary.BigEndian.Uint16(b[pos+1:]))
 			pos += 3
+		case c == 0xce:
+			tokens[i] = binary.BigEndian.Uint32(b[pos+1:])
+			pos += 5
 		default:
 			v, ok := uintAt(b, pos, math.MaxUint32)
 			if !ok {
@@ -370,17 +376,16 @@ type arena[T any] struct {
 // arenaChunk is the most elements that are allocated ahead.
 const arenaChunk = 1024
 
-// take gives n elements; hint is how many more at most may be asked for.
+// take gives n elements; hint is how many may be asked for in all from here on.
 func (a *arena[T]) take(n, hint int) []T {
 	if n == 0 {
 		return []T{}
 	}
 	if n > len(a.free) {
-		chunk := min(arenaChunk, max(hint, n))
-		if n > chunk/2 {
+		if n > arenaChunk/2 {
 			return make([]T, n) // its own, and what is free stays
 		}
-		a.free = make([]T, chunk)
+		a.free = make([]T, max(n, min(hint, arenaChunk)))
 	}
 	s := a.free[:n:n]
 	a.free = a.free[n:]

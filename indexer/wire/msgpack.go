@@ -18,10 +18,9 @@ func validate(b []byte) Code {
 	if len(b) > MaxPayload {
 		return PayloadTooLarge
 	}
-	var left [MaxDepth + 1]int // left[d] values are still to come at depth d
-	left[0] = 1
-	for depth, pos := 0, 0; ; {
-		for left[depth] == 0 {
+	var outer [MaxDepth + 1]int // values still to come around the innermost container, by depth
+	for left, depth, pos := 1, 0, 0; ; {
+		for left == 0 {
 			if depth == 0 {
 				if pos < len(b) {
 					return TrailingBytes
@@ -29,8 +28,15 @@ func validate(b []byte) Code {
 				return 0
 			}
 			depth--
+			left = outer[depth]
 		}
-		left[depth]--
+		left--
+		if pos < len(b) {
+			if n := int(scalarSize[b[pos]]); n != 0 && n <= len(b)-pos {
+				pos += n
+				continue
+			}
+		}
 		next, children, code := step(b, pos)
 		if code != 0 {
 			return code
@@ -40,8 +46,9 @@ func validate(b []byte) Code {
 			if depth == MaxDepth {
 				return DepthLimit
 			}
+			outer[depth] = left
 			depth++
-			left[depth] = children
+			left = children
 		}
 	}
 }
@@ -49,8 +56,8 @@ func validate(b []byte) Code {
 // skip is the position after the value at pos.
 func skip(b []byte, pos int) int {
 	for pending := 1; pending > 0; pending-- {
-		if b[pos] < 0x80 {
-			pos++
+		if n := int(scalarSize[b[pos]]); n != 0 {
+			pos += n
 			continue
 		}
 		next, children, _ := step(b, pos)
@@ -59,11 +66,23 @@ func skip(b []byte, pos int) int {
 	return pos
 }
 
-// Sizes of what follows the code bytes from c0 on: the bytes of a scalar, or the bytes of a
-// length, or nothing that can be looked up.
-var scalarSize = [256]uint8{
-	0xca: 4, 0xcb: 8, 0xcc: 1, 0xcd: 2, 0xce: 4, 0xcf: 8, 0xd0: 1, 0xd1: 2, 0xd2: 4, 0xd3: 8,
-}
+// scalarSize is the size of a whole value, its code byte included, by that byte; 0 for the
+// values that have a length.
+var scalarSize = func() (size [256]uint8) {
+	for c := range 0x80 {
+		size[c] = 1 // positive fixint
+	}
+	for c := 0xe0; c < 0x100; c++ {
+		size[c] = 1 // negative fixint
+	}
+	size[0xc0], size[0xc2], size[0xc3] = 1, 1, 1 // nil, false, true
+	size[0xca], size[0xcb] = 5, 9                // floats
+	for i := range 4 {
+		size[0xcc+i] = 1 + 1<<i // unsigned
+		size[0xd0+i] = 1 + 1<<i // signed
+	}
+	return size
+}()
 
 // step reads one head: the position after it and its bytes, and how many values it contains.
 func step(b []byte, pos int) (next, children int, code Code) {
@@ -71,10 +90,14 @@ func step(b []byte, pos int) (next, children int, code Code) {
 		return 0, 0, Truncated
 	}
 	c := b[pos]
+	if n := int(scalarSize[c]); n != 0 {
+		if n > len(b)-pos {
+			return 0, 0, Truncated
+		}
+		return pos + n, 0, 0
+	}
 	pos++
 	switch {
-	case c < 0x80 || c >= 0xe0: // fixint
-		return pos, 0, 0
 	case c < 0x90:
 		return container(b, pos, 2*int(c&0x0f))
 	case c < 0xa0:
@@ -83,13 +106,6 @@ func step(b []byte, pos int) (next, children int, code Code) {
 		return body(b, pos, int(c&0x1f))
 	case c == 0xc1:
 		return 0, 0, ReservedByte
-	case c <= 0xc3: // nil, false, true
-		return pos, 0, 0
-	case c >= 0xca && c <= 0xd3: // floats, integers
-		if len(b)-pos < int(scalarSize[c]) {
-			return 0, 0, Truncated
-		}
-		return pos + int(scalarSize[c]), 0, 0
 	case c >= 0xd4 && c <= 0xd8: // fixext: type, data
 		if pos == len(b) {
 			return 0, 0, Truncated
