@@ -8,7 +8,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"strconv"
+	"math"
 )
 
 // Endpoint says how the body of a route is to be read.
@@ -182,42 +182,43 @@ func (f *fields) prompts(r *Request, raw []byte, name string, maxTokens int) err
 	default:
 		return wrong
 	}
-	var first []byte
-	element := kindOf(-1)
+	first, ok := firstElement(raw)
+	if !ok {
+		return bad("%q is empty", name)
+	}
+	element := kind(first)
+	switch element {
+	case number:
+		var err error
+		r.Tokens, err = Tokens(raw, name, maxTokens)
+		return err
+	case text, array:
+	default:
+		return wrong
+	}
 	err := Array(raw, func(v []byte) error {
-		switch k := kind(v); {
-		case first == nil:
-			first, element = v, k
-		case k != element:
+		if kind(v) != element {
 			return wrong
 		}
-		if element == array {
-			return Array(v, func(id []byte) error {
-				if kind(id) != number {
-					return wrong
-				}
-				return nil
-			})
+		if element == text {
+			return nil
 		}
-		return nil
+		return Array(v, func(id []byte) error {
+			if kind(id) != number {
+				return wrong
+			}
+			return nil
+		})
 	})
 	if err != nil {
 		return err
 	}
-	switch element {
-	case text:
+	if element == text {
 		r.Tokenize = f.tokenizeText(first)
 		return nil
-	case number:
-		r.Tokens, err = Tokens(raw, name, maxTokens)
-		return err
-	case array:
-		r.Tokens, err = Tokens(first, name, maxTokens)
-		return err
-	case -1:
-		return bad("%q is empty", name)
 	}
-	return wrong
+	r.Tokens, err = Tokens(first, name, maxTokens)
+	return err
 }
 
 func (f *fields) chat(r *Request) error {
@@ -364,7 +365,8 @@ func (w *tokenizeWriter) end() []byte {
 	return w.b.Bytes()
 }
 
-// Tokens decodes an array of token ids; name is the field's, for the error.
+// Tokens decodes raw, a value handed out by [Object], as an array of token ids; name is the
+// field's, for the error.
 func Tokens(raw []byte, name string, limit int) ([]uint32, error) {
 	if kind(raw) != array {
 		return nil, bad("%q must be an array of token ids", name)
@@ -374,16 +376,21 @@ func Tokens(raw []byte, name string, limit int) ([]uint32, error) {
 		return nil, TooLong(n, limit)
 	}
 	ids := make([]uint32, 0, n)
-	err := Array(raw, func(v []byte) error {
-		id, err := strconv.ParseUint(string(v), 10, 32)
-		if err != nil {
-			return bad("%q must hold token ids: whole numbers from 0 to 4294967295", name)
+	for i := space(raw, 1); raw[i] != ']'; {
+		var id uint64
+		start := i
+		for ; raw[i] >= '0' && raw[i] <= '9' && i-start <= 10; i++ {
+			id = id*10 + uint64(raw[i]-'0')
+		}
+		end := i
+		i = space(raw, i)
+		if end == start || id > math.MaxUint32 || raw[i] != ',' && raw[i] != ']' {
+			return nil, bad("%q must hold token ids: whole numbers from 0 to 4294967295", name)
 		}
 		ids = append(ids, uint32(id))
-		return nil
-	})
-	if err != nil {
-		return nil, err
+		if raw[i] == ',' {
+			i = space(raw, i+1)
+		}
 	}
 	if len(ids) == 0 {
 		return nil, bad("%q is empty", name)

@@ -52,6 +52,19 @@ func Array(raw []byte, f func(element []byte) error) error {
 	return err
 }
 
+// firstElement is the first element of a checked array; false where it has none.
+func firstElement(raw []byte) ([]byte, bool) {
+	start := space(raw, 1)
+	if raw[start] == ']' {
+		return nil, false
+	}
+	end, err := scanner{b: raw}.value(start, 1)
+	if err != nil {
+		return nil, false
+	}
+	return raw[start:end], true
+}
+
 // scanner checks JSON by RFC 8259. Each method takes the index at which something starts and
 // returns the index behind it.
 type scanner struct{ b []byte }
@@ -157,54 +170,63 @@ func (s scanner) text(i int) (int, error) {
 	if i >= len(b) || b[i] != '"' {
 		return 0, errSyntax
 	}
-	for i++; i < len(b); i++ {
-		switch c := b[i]; {
-		case c == '"':
-			return i + 1, nil
-		case c < 0x20:
-			return 0, errSyntax
-		case c == '\\':
+	i++
+	for {
+		for i < len(b) && plain[b[i]] {
 			i++
-			if i >= len(b) {
-				return 0, errSyntax
-			}
-			switch b[i] {
-			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-			case 'u':
-				for range 4 {
-					i++
-					if i >= len(b) || !isHex(b[i]) {
-						return 0, errSyntax
-					}
-				}
-			default:
-				return 0, errSyntax
-			}
 		}
+		if i >= len(b) {
+			return 0, errSyntax
+		}
+		switch b[i] {
+		case '"':
+			return i + 1, nil
+		case '\\':
+		default:
+			return 0, errSyntax
+		}
+		i++
+		if i >= len(b) {
+			return 0, errSyntax
+		}
+		switch b[i] {
+		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		case 'u':
+			for range 4 {
+				i++
+				if i >= len(b) || !isHex(b[i]) {
+					return 0, errSyntax
+				}
+			}
+		default:
+			return 0, errSyntax
+		}
+		i++
 	}
-	return 0, errSyntax
 }
+
+// plain are the bytes that may stand in a string as they are.
+var plain = func() (t [256]bool) {
+	for c := 0x20; c < 256; c++ {
+		t[c] = c != '"' && c != '\\'
+	}
+	return t
+}()
 
 func (s scanner) number(i int) (int, error) {
 	b := s.b
-	digits := func() bool {
-		start := i
-		for i < len(b) && b[i] >= '0' && b[i] <= '9' {
-			i++
-		}
-		return i > start
-	}
 	if b[i] == '-' {
 		i++
 	}
+	start := i
 	if i < len(b) && b[i] == '0' {
 		i++
-	} else if !digits() {
+	} else if i = digits(b, i); i == start {
 		return 0, errSyntax
 	}
 	if i < len(b) && b[i] == '.' {
-		i++
-		if !digits() {
+		start = i + 1
+		if i = digits(b, start); i == start {
 			return 0, errSyntax
 		}
 	}
@@ -213,11 +235,19 @@ func (s scanner) number(i int) (int, error) {
 		if i < len(b) && (b[i] == '+' || b[i] == '-') {
 			i++
 		}
-		if !digits() {
+		start = i
+		if i = digits(b, start); i == start {
 			return 0, errSyntax
 		}
 	}
 	return i, nil
+}
+
+func digits(b []byte, i int) int {
+	for i < len(b) && b[i] >= '0' && b[i] <= '9' {
+		i++
+	}
+	return i
 }
 
 func space(b []byte, i int) int {
