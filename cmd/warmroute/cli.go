@@ -39,9 +39,11 @@ type cli struct {
 	Config string     `short:"c" placeholder:"FILE" help:"YAML file whose keys are names of flags."`
 	Log    logOptions `embed:"" prefix:"log-" group:"Logging"`
 
-	Check   checkCmd   `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
-	Decode  decodeCmd  `cmd:"" help:"Say what a captured event payload means."`
-	Version versionCmd `cmd:"" help:"Print the version."`
+	Frontend frontendCmd `cmd:"" help:"Route OpenAI requests to the worker with the warmest cache."`
+	Sim      simCmd      `cmd:"" help:"Run a simulated engine."`
+	Check    checkCmd    `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
+	Decode   decodeCmd   `cmd:"" help:"Say what a captured event payload means."`
+	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
 // stdio is where a command reads and writes; logs go to Err.

@@ -31,8 +31,9 @@ func loadConfigFile(ctx *kong.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx.AddResolver(fileResolver{path, file})
-	return nil
+	r := fileResolver{path, file}
+	ctx.AddResolver(r)
+	return r.check(ctx.Flags())
 }
 
 // settings calls f for every flag of every command that can also be a variable and a key.
@@ -51,8 +52,8 @@ func settings(app *kong.Application, f func(*kong.Flag)) {
 	visit(app.Node)
 }
 
-// fieldser is a list flag whose elements may be written as mappings in the file.
-type fieldser interface{ Fields() []string }
+// isList reports that the flag takes several values.
+func isList(flag *kong.Flag) bool { return flag.Target.Kind() == reflect.Slice }
 
 // fileSchema allows the settings of all commands, so that one file can serve them all.
 func fileSchema(app *kong.Application) configfile.Schema {
@@ -61,9 +62,9 @@ func fileSchema(app *kong.Application) configfile.Schema {
 		if flag.Name == "config" {
 			return
 		}
-		shape := configfile.Shape{List: flag.IsSlice()}
-		if f, ok := flag.Target.Interface().(fieldser); ok {
-			shape.Fields = f.Fields()
+		shape := configfile.Shape{List: isList(flag)}
+		if w, ok := flag.Target.Interface().(workerList); ok {
+			shape.Fields = w.Fields()
 		}
 		schema[flag.Name] = shape
 	})
@@ -85,20 +86,33 @@ func (r fileResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (a
 	if !ok || slices.ContainsFunc(flag.Envs, envIsSet) {
 		return nil, nil
 	}
-	var value any = s.Values[0]
-	if flag.IsSlice() {
-		list := make([]any, len(s.Values))
-		for i, v := range s.Values {
-			list[i] = v
+	return kongValue(flag, s), nil
+}
+
+// check tries every value that the command reads, because only here is its place known.
+func (r fileResolver) check(flags []*kong.Flag) error {
+	for _, flag := range flags {
+		s, ok := r.settings[flag.Name]
+		if !ok {
+			continue
 		}
-		value = list
+		trial := reflect.New(flag.Target.Type()).Elem()
+		if err := flag.Parse(kong.Scan().PushTyped(kongValue(flag, s), kong.FlagValueToken), trial); err != nil {
+			return fmt.Errorf("%s:%d: %w", r.path, s.Line, err)
+		}
 	}
-	// Kong would name the flag but not the place in the file, so try the value here.
-	trial := reflect.New(flag.Target.Type()).Elem()
-	if err := flag.Parse(kong.Scan().PushTyped(value, kong.FlagValueToken), trial); err != nil {
-		return nil, fmt.Errorf("%s:%d: %w", r.path, s.Line, err)
+	return nil
+}
+
+func kongValue(flag *kong.Flag, s configfile.Setting) any {
+	if !isList(flag) {
+		return s.Values[0]
 	}
-	return value, nil
+	list := make([]any, len(s.Values))
+	for i, v := range s.Values {
+		list[i] = v
+	}
+	return list
 }
 
 // unsetEmptyVariables makes an empty variable count as not set, as container tools that can only

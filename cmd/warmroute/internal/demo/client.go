@@ -23,7 +23,6 @@ type outcome struct {
 	promptTokens int           // as the engine counted them
 	cachedTokens int           // of these, found in the engine's cache
 	ttft         time.Duration // until the first token arrived
-	added        time.Duration // until the engine had the request; 0 where it never did
 }
 
 // client asks the frontends in turn, as a load balancer would.
@@ -32,7 +31,6 @@ type client struct {
 	frontends []string // base URLs
 	model     string
 	maxTokens int
-	arrivals  *arrivals
 	timeout   time.Duration // of one request
 }
 
@@ -42,7 +40,6 @@ func (c *client) chat(ctx context.Context, n int, conversation string, messages 
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	o = outcome{frontend: n % len(c.frontends), sent: time.Now()}
-	id := fmt.Sprintf("%s-%d", conversation, n)
 	body, err := json.Marshal(map[string]any{
 		"model": c.model, "messages": messages, "max_tokens": c.maxTokens,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true},
@@ -58,7 +55,6 @@ func (c *client) chat(ctx context.Context, n int, conversation string, messages 
 		return o, ""
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("X-Request-Id", id)
 	req.Header.Set("X-Session-Id", conversation)
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -74,9 +70,6 @@ func (c *client) chat(ctx context.Context, n int, conversation string, messages 
 		return o, ""
 	}
 	reply, o.err = o.readStream(resp.Body)
-	if at, ok := c.arrivals.take(id); ok {
-		o.added = at.Sub(o.sent)
-	}
 	return o, reply
 }
 

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/warmroute/warmroute/frontend"
+)
+
+// frontendOptions are the settings of the OpenAI-compatible router.
+type frontendOptions struct {
+	Listen      string `default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address of the OpenAI API, queries and metrics (default ${default})." group:"Frontend"`
+	Policy      string `default:"kv" enum:"kv,least-loaded,round-robin,random" help:"How a worker is chosen: kv, least-loaded, round-robin or random (default ${default})." group:"Frontend"`
+	Tenant      string `default:"default" placeholder:"NAME" help:"Tenant whose pools the OpenAI routes serve (default ${default})." group:"Frontend"`
+	Token       string `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." group:"Frontend"`
+	WorkerToken string `placeholder:"SECRET" help:"Bearer token that workers get instead of the client's (default: the client's)." group:"Frontend"`
+
+	MaxBody         byteSize `default:"32MiB" placeholder:"SIZE" help:"Largest request body (default ${default})." group:"Limits"`
+	MaxBuffered     byteSize `default:"512MiB" placeholder:"SIZE" help:"Request bodies in memory at one time, together (default ${default})." group:"Limits"`
+	MaxInFlight     int      `default:"4096" placeholder:"N" help:"Requests at one time; more get a 503 (default ${default})." group:"Limits"`
+	MaxPromptTokens int      `default:"1000000" placeholder:"N" help:"Longest prompt; the model's own limit lowers it (default ${default})." group:"Limits"`
+
+	BodyTimeout           time.Duration `default:"1m" placeholder:"TIME" help:"Time that a client has to send its body (default ${default})." group:"Timeouts"`
+	ConnectTimeout        time.Duration `default:"1s" placeholder:"TIME" help:"Time to connect to a worker (default ${default})." group:"Timeouts"`
+	ResponseHeaderTimeout time.Duration `default:"5m" placeholder:"TIME" help:"Time until a worker's response header; without streaming that is the whole answer (default ${default})." group:"Timeouts"`
+	IdleChunkTimeout      time.Duration `default:"5m" placeholder:"TIME" help:"Time between two chunks of a response (default ${default})." group:"Timeouts"`
+	Retries               int           `default:"2" placeholder:"N" help:"Other workers to try where one cannot have got the request (default ${default})." group:"Timeouts"`
+	PollInterval          time.Duration `default:"2s" placeholder:"TIME" help:"Time between two health polls of the workers (default ${default})." group:"Timeouts"`
+	PollTimeout           time.Duration `default:"3s" placeholder:"TIME" help:"Time that a worker has to answer one (default ${default})." group:"Timeouts"`
+	TokenizeTimeout       time.Duration `default:"500ms" placeholder:"TIME" help:"Time that a worker has to tokenize a prompt (default ${default})." group:"Timeouts"`
+	TokenizeCache         byteSize      `default:"64MiB" placeholder:"SIZE" help:"Memory for token ids of prompts seen before (default ${default})." group:"Limits"`
+
+	DrainDelay time.Duration `default:"0s" placeholder:"TIME" help:"After SIGTERM: time in which /ready says 503 but requests are taken, for load balancers to notice (default ${default})." group:"Shutdown"`
+	DrainLimit time.Duration `default:"30s" placeholder:"TIME" help:"After that: time for requests in flight to finish before they are cut (default ${default})." group:"Shutdown"`
+}
+
+// options are those of package frontend, without what the process shares.
+func (o frontendOptions) options(lookupBudget time.Duration, workers workerList) frontend.Options {
+	f := frontend.Options{
+		Listen: o.Listen, Policy: o.Policy, Tenant: o.Tenant, Token: o.Token, WorkerToken: o.WorkerToken,
+		LookupBudget: lookupBudget,
+		MaxBody:      int64(o.MaxBody), MaxBuffered: int64(o.MaxBuffered), MaxInFlight: o.MaxInFlight, MaxPromptTokens: o.MaxPromptTokens,
+		BodyTimeout: o.BodyTimeout, ConnectTimeout: o.ConnectTimeout, ResponseHeaderTimeout: o.ResponseHeaderTimeout,
+		IdleChunkTimeout: o.IdleChunkTimeout, Retries: o.Retries, PollInterval: o.PollInterval, PollTimeout: o.PollTimeout,
+		TokenizeTimeout: o.TokenizeTimeout, TokenizeCacheBytes: int64(o.TokenizeCache),
+		DrainDelay: o.DrainDelay, DrainLimit: o.DrainLimit,
+	}
+	if f.Retries == 0 {
+		f.Retries = -1 // there, zero means the default
+	}
+	for _, w := range workers {
+		if w.URL != "" {
+			f.Workers = append(f.Workers, frontend.Worker{ID: w.ID, URL: w.URL, Ranks: w.Ranks, Engine: w.Type, Tenant: w.Tenant})
+		}
+	}
+	return f
+}
+
+// frontendCmd runs one frontend.
+type frontendCmd struct {
+	Redis    redisOptions    `embed:"" group:"Redis"`
+	Frontend frontendOptions `embed:""`
+	Workers  workerOptions   `embed:"" group:"Workers"`
+}
+
+// Help is the long form of the command's help.
+func (frontendCmd) Help() string {
+	return `The OpenAI-compatible router. Frontends keep no state: run as many as you like behind any load
+balancer. With Redis away, before or after the start, requests are routed without the index.
+Workers come from --worker and from what the indexers have registered in Redis.
+
+Example: two frontends on one Redis
+
+    warmroute frontend --redis redis://10.0.0.5:6379 --listen :8080
+    warmroute frontend --redis redis://10.0.0.5:6379 --listen :8081
+
+Example: with workers that are known even before Redis is
+
+    warmroute frontend --redis redis://10.0.0.5:6379 \
+        --worker id=w0,url=http://10.0.1.1:8000 --worker id=w1,url=http://10.0.1.2:8000
+
+Example: settings from a file, a secret from a variable
+
+    WARMROUTE_TOKEN=s3cret warmroute frontend --config warmroute.yaml`
+}
+
+// Run serves until ctx ends and requests in flight are done.
+func (c frontendCmd) Run(ctx context.Context, logger *slog.Logger) error {
+	metrics := newRegistry()
+	index, err := c.Redis.store(logger, metrics)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = index.Close() }()
+	o := c.Frontend.options(c.Redis.LookupBudget, c.Workers.Worker)
+	o.Index, o.Logger, o.Registerer, o.Gatherer = index, logger, metrics, metrics
+	f, err := frontend.New(o)
+	if err != nil {
+		return setupError(err)
+	}
+	return runServices(ctx, logger, service{"frontend", f.Addr(), f.Run})
+}
+
+// byteSize is a number of bytes, written with or without KiB, MiB or GiB.
+type byteSize int64
+
+// UnmarshalText reads "512", "64KiB", "32MiB" or "1GiB".
+func (b *byteSize) UnmarshalText(text []byte) error {
+	digits, shift := string(text), 0
+	for unit, s := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+		if d, ok := strings.CutSuffix(digits, unit); ok {
+			digits, shift = strings.TrimSpace(d), s
+			break
+		}
+	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n < 1 || n > 1<<62>>shift {
+		return fmt.Errorf("%q: want a positive number of bytes, or one with KiB, MiB or GiB", text)
+	}
+	*b = byteSize(n << shift)
+	return nil
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
+)
+
+// service is a part that listens and runs until it is told to end.
+type service struct {
+	name string
+	addr string
+	run  func(context.Context) error
+}
+
+// runServices runs services until ctx ends or one of them does. They end in the given order,
+// each after the one before is done: what others depend on comes last.
+func runServices(ctx context.Context, logger *slog.Logger, services ...service) error {
+	g, failed := errgroup.WithContext(ctx)
+	stop := failed.Done()
+	for _, s := range services {
+		logger.Info("listening", "service", s.name, "addr", s.addr)
+		running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		before, done := stop, make(chan struct{})
+		g.Go(func() error {
+			<-before
+			cancel()
+			return nil
+		})
+		g.Go(func() error {
+			defer close(done)
+			if err := s.run(running); err != nil {
+				return err
+			}
+			if running.Err() == nil {
+				return fmt.Errorf("%s ended by itself", s.name)
+			}
+			return nil
+		})
+		stop = done
+	}
+	err := g.Wait()
+	logger.Info("ended")
+	return err
+}
+
+// newRegistry takes the metrics of everything in this process, and those of the process itself.
+func newRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// setupError sorts the errors of constructors: an address that cannot be bound is a failure,
+// anything else that they refuse is configuration.
+func setupError(err error) error {
+	var network *net.OpError
+	if errors.As(err, &network) {
+		return err
+	}
+	return usagef("%w", err)
+}
