@@ -14,9 +14,9 @@
 -- ARGV[4] flags    may contain f (apply over a gap) and s (count no copies)
 -- ARGV[5] now_ms   the caller's clock, for updated_ms
 -- ARGV[6] marks    "seq:index ..." the ARGV index at which each message's operations begin
--- ARGV[7..] runs   "s0".."s2" (store on tier) or "r0".."r2" (remove), count of values that follow, then the values:
---                  score, block hash for each stored block; score for each removed one.
---                  A block occurs once in a run.
+-- ARGV[7..] runs   "s0".."s2" (store on tier), "r0".."r2" (remove) or "x0".."x2" (remove, block hash known), count of
+--                  values that follow, then the values: score, block hash for s and x; score for r.
+--                  A block occurs once in a run. A wrong block hash in x is as good as none.
 -- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap, 3 stale; seq is the watermark now
 -- Effects: idempotent (a repetition is a duplicate); O(blocks · log blocks of the worker)
 local stream, holders = KEYS[1], KEYS[2]
@@ -57,11 +57,11 @@ local i = 7
 while i <= #ARGV do
   local n = tonumber(ARGV[i + 1])
   local op = ARGV[i]
-  if not n or n < 1 or i + 1 + n > #ARGV or not string.find(op, '^[sr][012]$') then
-    return redis.error_reply('WRARGV a run is s0..s2 or r0..r2, a count, and that many values')
+  if not n or n < 1 or i + 1 + n > #ARGV or not string.find(op, '^[srx][012]$') then
+    return redis.error_reply('WRARGV a run is s, r or x and a tier from 0 to 2, a count, and that many values')
   end
-  if string.byte(op) == 115 and n % 2 == 1 then
-    return redis.error_reply('WRARGV a store run has pairs of score and block hash')
+  if string.byte(op) ~= 114 and n % 2 == 1 then
+    return redis.error_reply('WRARGV a run of s or x has pairs of score and block hash')
   end
   i = i + 2 + n
 end
@@ -120,11 +120,14 @@ local function store(tier, from, to)
       elseif count_copies then
         -- Stored before. Under the same engine hash it is one more physical copy; under another one the newer hash wins.
         local score = ARGV[a + 2 * (k - 1)]
-        if tonumber(call('ZSCORE', blocks[tier + 1], members[k])) == tonumber(score) then
+        local was = tonumber(call('ZSCORE', blocks[tier + 1], members[k]) or '-1')
+        if was == tonumber(score) then
           local n = tonumber(call('HGET', copies[tier + 1], score) or '0')
           if n < MAX_COPIES then
             call('HINCRBY', copies[tier + 1], score, '1')
           end
+        else
+          call('HDEL', copies[tier + 1], string.format('%.0f', was))
         end
       end
     end
@@ -135,7 +138,7 @@ local function store(tier, from, to)
   end
 end
 
-local function remove(tier, from, to)
+local function remove(tier, from, to, known_blocks)
   local key = blocks[tier + 1]
   local unit = 2 ^ tier
   if high then
@@ -148,14 +151,31 @@ local function remove(tier, from, to)
     if b > to then
       b = to
     end
+    -- What the engine's hashes stand for: as the caller says, where the sorted set agrees, else by score.
+    local scores, hints, n = {}, {}, 0
+    if known_blocks then
+      for k = a, b, 2 do
+        n = n + 1
+        scores[n], hints[n] = ARGV[k], ARGV[k + 1]
+      end
+      known_blocks = call('ZMSCORE', key, unpack(hints, 1, n))
+    else
+      for k = a, b do
+        n = n + 1
+        scores[n] = ARGV[k]
+      end
+    end
     local gone, g = {}, 0
-    for k = a, b do
-      local score = ARGV[k]
+    for k = 1, n do
+      local score = scores[k]
       local left = copied and tonumber(call('HGET', copies[tier + 1], score) or '0') or 0
       if left > 1 then
         call('HINCRBY', copies[tier + 1], score, '-1')
       elseif left == 1 then
         call('HDEL', copies[tier + 1], score)
+      elseif known_blocks and known_blocks[k] and tonumber(known_blocks[k]) == tonumber(score) then
+        g = g + 1
+        gone[g] = hints[k]
       else
         local found = call('ZRANGEBYSCORE', key, score, score)
         for f = 1, #found do
@@ -224,10 +244,11 @@ while i <= #ARGV do
       from = start
     end
     local tier = byte(op, 2) - 48
-    if byte(op) == 115 then
+    local kind = byte(op)
+    if kind == 115 then
       store(tier, from, to)
     else
-      remove(tier, from, to)
+      remove(tier, from, to, kind == 120)
     end
   end
 end

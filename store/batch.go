@@ -86,6 +86,7 @@ func (b *Batch) closeRun() {
 var (
 	storeKinds  = [...]string{"s0", "s1", "s2"}
 	removeKinds = [...]string{"r0", "r1", "r2"}
+	knownKinds  = [...]string{"x0", "x1", "x2"}
 )
 
 // Store adds a block on a tier under the engine's own hash.
@@ -104,6 +105,16 @@ func (b *Batch) Remove(t kvcache.Tier, e kvcache.EngineHash) {
 	b.values++
 	b.ops++
 	b.mark(1)
+}
+
+// RemoveKnown is Remove for a caller that remembers the block hash, which is faster: the script
+// need not search. If the memory is wrong it searches all the same.
+func (b *Batch) RemoveKnown(t kvcache.Tier, block kvcache.BlockHash, e kvcache.EngineHash) {
+	b.enter(knownKinds[t], e.Score())
+	b.args = append(b.args, strconv.FormatUint(e.Score(), 10), block.String())
+	b.values += 2
+	b.ops++
+	b.mark(2)
 }
 
 // Ops is how many blocks are stored and removed.
