@@ -133,9 +133,10 @@ func (d *decoder) events(batch *Batch, pos int) {
 		e := &batch.Events[len(batch.Events)-1]
 		next, code := d.event(e, pos)
 		if code != 0 {
-			if k := len(batch.Skipped); k == cap(batch.Skipped) {
-				// Doubling wastes less than append's slower growth where all are broken.
-				batch.Skipped = slices.Grow(batch.Skipped, min(k+1, n-i))
+			if k := len(batch.Skipped); k == 0 {
+				batch.Skipped = make([]Skipped, 0, min(n-i, 8)) // a few are broken
+			} else if k == cap(batch.Skipped) {
+				batch.Skipped = slices.Grow(batch.Skipped, n-i) // or all: no repeated growing
 			}
 			batch.Skipped = append(batch.Skipped, Skipped{Index: e.Index, Code: code, Kind: e.Kind})
 			batch.Events = batch.Events[:len(batch.Events)-1]

@@ -25,7 +25,7 @@ const (
 
 // Encode appends a batch to dst as msgspec would write it: the shortest integers, floats of
 // 64 bits, and in maps the keys in the engine's order, absent where the engine omits them.
-// Events say what they are by Kind; Index, Tier, TokenKind and Dense are not written, since
+// Each event must have one of the three kinds; Index, Tier, TokenKind and Dense are not written, since
 // they follow from the rest. Of Tokens, Bigrams and TokenList the last that is not nil is
 // written. Decode reads back what a form holds.
 func Encode(dst []byte, b Batch, f Form) []byte {
@@ -188,7 +188,7 @@ func appendEventMap(dst []byte, e *Event) []byte {
 func appendHashes(dst []byte, e *Event) []byte {
 	dst = appendArrayLen(dst, len(e.Hashes))
 	for i, h := range e.Hashes {
-		if e.HashBytes != nil && e.HashBytes[i] != nil {
+		if i < len(e.HashBytes) && e.HashBytes[i] != nil {
 			dst = appendBin(dst, e.HashBytes[i])
 		} else {
 			dst = appendUint(dst, uint64(h))

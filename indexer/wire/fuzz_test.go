@@ -13,6 +13,18 @@ func FuzzDecode(f *testing.F) {
 	for _, v := range readVectors[eventVector](f, "kv-event-vectors.json") {
 		f.Add(fromHex(f, v.Payload))
 	}
+	everything := storedMap("token_ids", list(1, list(2, 3), "four"))
+	for _, key := range []string{"medium", "lora_name", "cache_salt", "session_id", "kv_cache_spec_kind", "locality", "ownership"} {
+		everything = withKey(everything, key, key)
+	}
+	for _, key := range []string{"extra_keys", "mm_keys", "skipped_token_ids", "skipped_extra_keys"} {
+		everything = withKey(everything, key, list())
+	}
+	for _, key := range []string{"lora_id", "group_idx", "kv_cache_spec_sliding_window", "skipped_parent_block_hash"} {
+		everything = withKey(everything, key, 9)
+	}
+	f.Add(encoded(f, batchOf(everything, removedMap("locality", ""), list(tagCleared))))
+	f.Add(encoded(f, batchOf(storedMap("extra_keys", list(nil, true, -1, uint64(1<<63), 0.5, "s", []byte{1}, Map{{1, nil}}, Ext{1, []byte{2}})))))
 	codes := Codes()
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		var b Batch
