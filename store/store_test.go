@@ -41,7 +41,9 @@ func open(t testing.TB, url string, change ...func(*store.Options)) *store.Store
 	return s
 }
 
-func rank(worker string, r int) kvcache.WorkerRank { return kvcache.WorkerRank{Worker: worker, Rank: r} }
+func rank(worker string, r int) kvcache.WorkerRank {
+	return kvcache.WorkerRank{Worker: worker, Rank: r}
+}
 
 func register(t testing.TB, s *store.Store, w kvcache.WorkerRank) store.Stream {
 	t.Helper()
