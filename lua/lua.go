@@ -23,6 +23,7 @@ var (
 	Apply    = load("apply.lua")
 	Retire   = load("retire.lua")
 	Sweep    = load("sweep.lua")
+	Touch    = load("touch.lua")
 	Verify   = load("verify.lua")
 )
 

@@ -150,6 +150,9 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 	if err != nil {
 		return 0, 0, classify(ctx, fmt.Errorf("apply batch: %w", err))
 	}
+	if sh == nil {
+		return Stale, -1, nil
+	}
 	b.closeRun()
 	flags := ""
 	if b.Force {
@@ -202,6 +205,9 @@ func (s *Store) Resolve(ctx context.Context, st Stream, hashes []kvcache.EngineH
 	sh, err := s.shard(bounded, st)
 	if err != nil {
 		return fail(err)
+	}
+	if sh == nil {
+		return blocks, ok, nil
 	}
 	pipe := s.write.Pipeline()
 	type answer interface{ Result() ([]string, error) }

@@ -26,6 +26,9 @@ func (s *Store) Dump(ctx context.Context, id kvcache.PoolID, f func(kvcache.Rout
 		if err != nil {
 			return classify(ctx, err)
 		}
+		if sh == nil {
+			continue
+		}
 		for t := range kvcache.Predicted {
 			err := s.eachBlock(ctx, sh.keys.blocks(st.WorkerRank, t), func(b kvcache.BlockHash, e kvcache.EngineHash) error {
 				eventID++

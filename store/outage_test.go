@@ -54,7 +54,16 @@ func TestRedisKilledAndBack(t *testing.T) {
 	})
 	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{})
 	apply(t, s, &a, 1, store.Stale, storeAll("a", kvcache.Device, p...))
+	if o, err := s.Touch(t.Context(), a); err != nil || o != store.Stale {
+		t.Fatalf("touch: %v %v", o, err)
+	}
+	if _, o, err := s.Restart(t.Context(), a, -1); err != nil || o != store.Stale {
+		t.Fatalf("restart: %v %v", o, err)
+	}
 	again := register(t, s, rank("a", 0))
+	if o, err := s.Touch(t.Context(), again); err != nil || o != store.Applied {
+		t.Fatalf("touch: %v %v", o, err)
+	}
 	if again.Generation <= a.Generation {
 		t.Fatalf("generation went from %d to %d", a.Generation, again.Generation)
 	}

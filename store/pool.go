@@ -206,14 +206,12 @@ func (s *Store) locate(ctx context.Context, id StreamID) (*shard, int, error) {
 	return k.shards[n], n, nil
 }
 
-// shard is the shard that a stream's state names.
+// shard is the shard that a stream's state names; nil where the pool has none such, because Redis came
+// back empty or as another one.
 func (s *Store) shard(ctx context.Context, st Stream) (*shard, error) {
 	k, err := s.pool(st.Pool).load(ctx, s.write)
-	if err != nil {
+	if err != nil || k == nil || st.Shard < 0 || st.Shard >= len(k.shards) {
 		return nil, err
-	}
-	if k == nil || st.Shard < 0 || st.Shard >= len(k.shards) {
-		return nil, fmt.Errorf("stream of an unknown shard: %w", ErrInvalid)
 	}
 	return k.shards[st.Shard], nil
 }

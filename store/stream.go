@@ -198,22 +198,26 @@ func (s *Store) shardStreams(ctx context.Context, id kvcache.PoolID, k *knownPoo
 	return out, nil
 }
 
-// Touch renews a stream's lease.
-func (s *Store) Touch(ctx context.Context, st Stream) error {
+// Touch renews a stream's lease. Stale means that the generation is over, or the stream gone.
+func (s *Store) Touch(ctx context.Context, st Stream) (Outcome, error) {
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
 	sh, err := s.shard(bounded, st)
+	if err == nil && sh == nil {
+		return Stale, nil
+	}
+	var v []string
 	if err == nil {
-		// A transaction is not worth it: a stream that ends in between leaves a field that check removes.
-		var n int64
-		if n, err = s.write.Exists(bounded, sh.keys.stream(st.WorkerRank)).Result(); err == nil && n == 1 {
-			err = s.write.HSet(bounded, sh.keys.stream(st.WorkerRank), "updated_ms", time.Now().UnixMilli()).Err()
-		}
+		v, err = scripts.touch.run(bounded, s.write, []string{sh.keys.stream(st.WorkerRank)},
+			strconv.FormatInt(st.Generation, 10), strconv.FormatInt(time.Now().UnixMilli(), 10))
 	}
 	if err != nil {
-		return classify(ctx, fmt.Errorf("renew stream: %w", err))
+		return 0, classify(ctx, fmt.Errorf("renew stream: %w", err))
 	}
-	return nil
+	if len(v) != 1 || v[0] != "0" {
+		return Stale, nil
+	}
+	return Applied, nil
 }
 
 // Restart ends the stream's generation in O(1): all its blocks are gone from lookups at once. It
@@ -237,6 +241,9 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 	sh, err := s.shard(bounded, st)
 	if err != nil {
 		return Stream{}, 0, classify(ctx, fmt.Errorf("retire stream: %w", err))
+	}
+	if sh == nil {
+		return Stream{StreamID: st.StreamID, Registration: st.Registration, Shard: st.Shard, Seq: -1}, Stale, nil
 	}
 	k, w := sh.keys, st.WorkerRank
 	keys := []string{k.stream(w), k.slots(), k.idle(), k.version()}
