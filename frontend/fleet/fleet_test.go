@@ -1,0 +1,271 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+)
+
+// engine is a worker's health and model list.
+type engine struct {
+	*httptest.Server
+	health atomic.Int32
+	list   atomic.Value // string
+	token  atomic.Value // string: the Authorization header last seen
+}
+
+func newEngine(t *testing.T, list string) *engine {
+	e := &engine{}
+	e.health.Store(http.StatusOK)
+	e.list.Store(list)
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.token.Store(r.Header.Get("Authorization"))
+		switch r.URL.Path {
+		case "/health":
+			w.WriteHeader(int(e.health.Load()))
+		case "/v1/models":
+			_, _ = w.Write([]byte(e.list.Load().(string)))
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	t.Cleanup(e.Close)
+	return e
+}
+
+const llama = `{"object":"list","data":[{"id":"llama","object":"model","created":7,"owned_by":"vllm","root":"meta/llama","parent":null,"max_model_len":4096}]}`
+
+type catalog struct {
+	pools   []kvcache.PoolID
+	streams []store.Stream
+	err     error
+}
+
+func (c *catalog) Pools(context.Context) ([]kvcache.PoolID, error) {
+	if c.pools == nil {
+		return nil, c.err
+	}
+	return c.pools, nil
+}
+
+func (c *catalog) Streams(context.Context, kvcache.PoolID) ([]store.Stream, error) {
+	return c.streams, c.err
+}
+
+var llamaPool = kvcache.PoolID{Tenant: "default", Model: "llama"}
+
+func stream(worker string, rank int, url string) store.Stream {
+	s := store.Stream{}
+	s.Pool, s.Worker, s.Rank, s.URL, s.BlockSize = llamaPool, worker, rank, url, 16
+	return s
+}
+
+func newFleet(t *testing.T, o Options) *Fleet {
+	t.Helper()
+	f, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func ids(nodes []*Node) []string {
+	var out []string
+	for _, n := range nodes {
+		out = append(out, n.ID)
+	}
+	return out
+}
+
+func TestHealthFollowsTheWorker(t *testing.T) {
+	e := newEngine(t, llama)
+	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: e.URL + "/"}}, Token: "secret"})
+	if s := f.Snapshot(); s.Healthy() != 0 || s.Known() || !s.Has("w1") {
+		t.Fatal("a worker counts as healthy before it was asked")
+	}
+	f.Refresh(t.Context())
+	target, ok := f.Snapshot().Target("", "llama")
+	if !ok || !slices.Equal(ids(target.Nodes), []string{"w1"}) || target.Pool != llamaPool || target.MaxLen != 4096 {
+		t.Fatalf("target %+v, %v", target, ok)
+	}
+	if got := e.token.Load(); got != "Bearer secret" {
+		t.Errorf("Authorization %q", got)
+	}
+	if target.Nodes[0].URL.String() != e.URL {
+		t.Errorf("URL %s, want it without the slash", target.Nodes[0].URL)
+	}
+
+	e.health.Store(http.StatusServiceUnavailable)
+	f.Refresh(t.Context())
+	s := f.Snapshot()
+	target, ok = s.Target("default", "llama")
+	if !ok || len(target.Nodes) != 0 || s.Healthy() != 0 || len(s.Models("default")) != 1 {
+		t.Fatalf("a sick worker: target %+v, known %v, %d healthy", target, ok, s.Healthy())
+	}
+	if n := s.Nodes()[0]; n.Healthy || n.Cause == "" {
+		t.Errorf("node %+v", n)
+	}
+
+	e.health.Store(http.StatusOK)
+	e.list.Store(`{"data":[]}`)
+	f.Refresh(t.Context())
+	if f.Snapshot().Healthy() != 0 {
+		t.Error("a worker that serves nothing counts as healthy")
+	}
+	e.list.Store(llama)
+	f.Refresh(t.Context())
+	if f.Snapshot().Healthy() != 1 {
+		t.Error("the worker did not come back")
+	}
+	e.Close()
+	f.Refresh(t.Context())
+	if f.Snapshot().Healthy() != 0 {
+		t.Error("a worker that refuses connections counts as healthy")
+	}
+}
+
+func TestAdapterBelongsToItsBase(t *testing.T) {
+	both := newEngine(t, `{"data":[{"id":"llama","max_model_len":10},{"id":"sql","parent":"llama"}]}`)
+	base := newEngine(t, llama)
+	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: both.URL}, {ID: "w2", URL: base.URL}}})
+	f.Refresh(t.Context())
+	s := f.Snapshot()
+	target, _ := s.Target("", "sql")
+	if target.Pool != llamaPool || target.LoRA != "sql" || !slices.Equal(ids(target.Nodes), []string{"w1"}) {
+		t.Errorf("adapter: %+v", target)
+	}
+	target, _ = s.Target("", "llama")
+	if target.LoRA != "" || !slices.Equal(ids(target.Nodes), []string{"w1", "w2"}) || target.MaxLen != 4096 {
+		t.Errorf("base: %+v", target)
+	}
+	if got := len(s.Models("")); got != 2 {
+		t.Errorf("%d models, want each once", got)
+	}
+}
+
+func TestTenantsAreApart(t *testing.T) {
+	e := newEngine(t, llama)
+	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: e.URL, Tenant: "acme"}}})
+	f.Refresh(t.Context())
+	if _, ok := f.Snapshot().Target("", "llama"); ok {
+		t.Error("another tenant's worker is offered")
+	}
+	if target, ok := f.Snapshot().Target("acme", "llama"); !ok || target.Pool.Tenant != "acme" {
+		t.Errorf("%+v, %v", target, ok)
+	}
+}
+
+func TestDiscovery(t *testing.T) {
+	e1, e2 := newEngine(t, llama), newEngine(t, llama)
+	c := &catalog{pools: []kvcache.PoolID{llamaPool}, streams: []store.Stream{
+		stream("w1", 1, e1.URL), stream("w1", 0, e1.URL), stream("w9", 0, ""), stream("w8", 0, "ftp://x"),
+	}}
+	var gone []string
+	f := newFleet(t, Options{Catalog: c, Gone: func(id string) { gone = append(gone, id) }})
+	f.Refresh(t.Context())
+	s := f.Snapshot()
+	if !slices.Equal(ids(s.Nodes()), []string{"w1"}) || s.Healthy() != 1 {
+		t.Fatalf("nodes %v, %d healthy; want w1 alone: the others have no usable URL", ids(s.Nodes()), s.Healthy())
+	}
+	if n := s.Nodes()[0]; !slices.Equal(n.Ranks, []int{0, 1}) || n.Source != "index" {
+		t.Errorf("node %+v", n)
+	}
+
+	c.streams = []store.Stream{stream("w2", 0, e2.URL)}
+	c.err = errors.New("a shard is away")
+	f.Refresh(t.Context())
+	if got := ids(f.Snapshot().Nodes()); !slices.Equal(got, []string{"w1", "w2"}) {
+		t.Fatalf("after a partial listing: %v, want w1 kept", got)
+	}
+	c.err = nil
+	f.Refresh(t.Context())
+	if got := ids(f.Snapshot().Nodes()); !slices.Equal(got, []string{"w2"}) || !slices.Equal(gone, []string{"w1"}) {
+		t.Fatalf("after a full listing: %v, gone %v", got, gone)
+	}
+	c.pools, c.err = nil, errors.New("redis is away")
+	f.Refresh(t.Context())
+	if got := f.Snapshot().Healthy(); got != 1 {
+		t.Fatalf("%d healthy with the index away, want w2 kept", got)
+	}
+
+	// The worker moves: the old address must not be used until the new one answers.
+	e3 := newEngine(t, llama)
+	e3.health.Store(http.StatusServiceUnavailable)
+	c.pools, c.err = []kvcache.PoolID{llamaPool}, nil
+	c.streams = []store.Stream{stream("w2", 0, e3.URL)}
+	f.Refresh(t.Context())
+	if n := f.Snapshot().Nodes()[0]; n.URL.String() != e3.URL || n.Healthy {
+		t.Errorf("after a move: %+v", n)
+	}
+}
+
+func TestConfiguredWorkerWins(t *testing.T) {
+	e, other := newEngine(t, llama), newEngine(t, llama)
+	c := &catalog{pools: []kvcache.PoolID{llamaPool}, streams: []store.Stream{
+		stream("w1", 0, other.URL), stream("w1", 1, other.URL), stream("w2", 3, other.URL),
+	}}
+	f := newFleet(t, Options{Catalog: c, Workers: []Worker{{ID: "w1", URL: e.URL}, {ID: "w2", URL: e.URL, Ranks: 2}}})
+	f.Refresh(t.Context())
+	nodes := f.Snapshot().Nodes()
+	if nodes[0].URL.String() != e.URL || !slices.Equal(nodes[0].Ranks, []int{0, 1}) {
+		t.Errorf("w1: %+v, want its configured URL and the ranks of its streams", nodes[0])
+	}
+	if !slices.Equal(nodes[1].Ranks, []int{0, 1}) {
+		t.Errorf("w2: ranks %v, want the configured two", nodes[1].Ranks)
+	}
+	c.streams = nil
+	f.Refresh(t.Context())
+	if got := ids(f.Snapshot().Nodes()); !slices.Equal(got, []string{"w1", "w2"}) {
+		t.Errorf("configured workers left with their streams: %v", got)
+	}
+}
+
+func TestHungWorkerDelaysNobody(t *testing.T) {
+	release := make(chan struct{})
+	hung := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(hung.Close)
+	t.Cleanup(func() { close(release) })
+	e := newEngine(t, llama)
+	f := newFleet(t, Options{Workers: []Worker{{ID: "hung", URL: hung.URL}, {ID: "well", URL: e.URL}}, Timeout: time.Minute})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); f.Run(ctx) }()
+	s := f.Snapshot()
+	for s.Healthy() == 0 { // the well one shows while the other still hangs
+		<-s.Changed()
+		s = f.Snapshot()
+	}
+	cancel()
+	<-done
+	if n := f.Snapshot().Nodes()[1]; !n.Healthy {
+		t.Error("stopping marked a worker as down")
+	}
+}
+
+func TestBadWorkersAreRefused(t *testing.T) {
+	for name, workers := range map[string][]Worker{
+		"no id":          {{URL: "http://x"}},
+		"no url":         {{ID: "w"}},
+		"relative url":   {{ID: "w", URL: "x:80/y"}},
+		"wrong scheme":   {{ID: "w", URL: "ftp://x"}},
+		"negative ranks": {{ID: "w", URL: "http://x", Ranks: -1}},
+		"twice":          {{ID: "w", URL: "http://x"}, {ID: "w", URL: "http://y"}},
+	} {
+		if _, err := New(Options{Workers: workers}); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
