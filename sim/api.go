@@ -2,7 +2,6 @@ package sim
 
 import (
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,9 +68,7 @@ func (h *handler) outermost(next http.Handler) http.Handler {
 		}
 		id := r.Header.Get("X-Request-Id")
 		if id == "" {
-			b := make([]byte, 16)
-			_, _ = rand.Read(b) // never fails, by its documentation
-			id = hex.EncodeToString(b)
+			id = rand.Text()
 			r.Header.Set("X-Request-Id", id)
 		}
 		w.Header().Set("X-Request-Id", id)

@@ -157,7 +157,7 @@ func (h *handler) run(ctx context.Context, j *job, each func(output) error) erro
 				r.m.stopped.Inc()
 			case err == nil:
 				r.m.lengthReached.Inc()
-			case h.p.ctx.Err() == nil && (gone.Load() || client.Err() != nil):
+			case !h.p.ending() && (gone.Load() || client.Err() != nil):
 				r.m.aborted.Inc()
 				h.p.cancelled.Add(1)
 			default:

@@ -209,6 +209,13 @@ func (p *process) stop(reset bool) {
 	p.running.Wait()
 }
 
+// ending reports whether the process, and not a client, is what breaks connections.
+func (p *process) ending() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stopped || p.ctx.Err() != nil
+}
+
 // pick chooses the rank with the fewest sequences, or the pinned one, and counts the
 // sequence that will run there; the caller takes it off again.
 func (p *process) pick(pinned int) *rank {
