@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -381,4 +382,13 @@ func prompt(n int) (string, []uint32) {
 		text[i] = fmt.Sprint(i + 1)
 	}
 	return `{"model":"llama","prompt":[` + strings.Join(text, ",") + `]}`, ids
+}
+
+func (r *running) mustTarget() fleet.Target {
+	r.t.Helper()
+	target, ok := r.fleet.Snapshot().Target("", "llama")
+	if !ok {
+		r.t.Fatal("no target llama")
+	}
+	return target
 }
