@@ -1,0 +1,232 @@
+package indexer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/warmroute/warmroute/indexer/wire"
+	"github.com/warmroute/warmroute/store"
+)
+
+// register makes the stream known to the index, or finds it there. Without a block size, its own or the pool's, that has
+// to wait for the first event that names one.
+func (s *stream) register(ctx context.Context) error {
+	r := s.reg
+	r.BlockSize = s.tr.size
+	if r.BlockSize == 0 {
+		err := s.try(ctx, func() error {
+			c, ok, err := s.ix.opts.Store.PoolConfig(ctx, s.id.Pool)
+			if ok {
+				r.BlockSize = c.BlockSize
+			}
+			return err
+		})
+		if err != nil || r.BlockSize == 0 {
+			return err
+		}
+	}
+	var st store.Stream
+	err := s.try(ctx, func() (err error) {
+		st, _, err = s.ix.opts.Store.Register(ctx, s.id, r)
+		return err
+	})
+	var conflict *store.ConflictError
+	if errors.As(err, &conflict) {
+		s.tr.size = r.BlockSize
+		known := false
+		s.update(func(v *Status) { known, v.Error = v.Error == conflict.Error(), conflict.Error() })
+		if !known {
+			s.log.Error("not indexed: the pool has another block size", "error", conflict)
+		}
+		return nil // tried again with each lease
+	}
+	if err != nil {
+		return err
+	}
+	s.tr.size = r.BlockSize
+	s.saw(st)
+	if s.cur.done == -1 {
+		s.cur.done = st.Seq
+	}
+	s.update(func(v *Status) {
+		v.Registered, v.BlockSize = true, r.BlockSize
+		if v.Connected {
+			v.Error = ""
+		}
+	})
+	return nil
+}
+
+// saw takes over the stream's state in Redis.
+func (s *stream) saw(st store.Stream) {
+	s.st = st
+	s.update(func(v *Status) { v.Generation, v.Watermark = st.Generation, st.Seq })
+}
+
+// reread reads the stream's state from Redis.
+func (s *stream) reread(ctx context.Context) error {
+	if s.st.Generation == 0 {
+		return nil
+	}
+	return s.try(ctx, func() error {
+		st, ok, err := s.ix.opts.Store.Stream(ctx, s.id)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			s.log.Warn("the index has lost the stream, registering it again")
+			return errGone
+		}
+		s.saw(st)
+		return nil
+	})
+}
+
+// errGone: Redis does not know the stream. Beginning again registers it.
+var errGone = goneError{}
+
+type goneError struct{}
+
+func (goneError) Error() string        { return "the index does not know the stream" }
+func (goneError) Is(target error) bool { return target == errAgain || target == store.ErrInvalid }
+
+// retire ends the stream's generation and continues after seq, -1 for a new engine process. Where another indexer was faster, over
+// says whether the state now, renewed being that of another generation, is as good.
+func (s *stream) retire(ctx context.Context, seq int64, over func(st store.Stream, renewed bool) bool) error {
+	for s.st.Generation != 0 {
+		var st store.Stream
+		var o store.Outcome
+		err := s.try(ctx, func() (err error) {
+			st, o, err = s.ix.opts.Store.Restart(ctx, s.st, seq)
+			return err
+		})
+		if err != nil {
+			return s.again(err)
+		}
+		if st.Generation == 0 {
+			return s.reread(ctx) // which says that it is gone
+		}
+		renewed := st.Generation != s.st.Generation
+		s.saw(st)
+		if o == store.Applied || over(st, renewed) {
+			return nil
+		}
+		if seq >= 0 {
+			seq = max(seq, st.Seq)
+		}
+	}
+	return nil
+}
+
+// again makes of an impossible request, which a Redis that was emptied causes, a new beginning.
+func (s *stream) again(err error) error {
+	if errors.Is(err, store.ErrInvalid) && !errors.Is(err, errAgain) {
+		s.log.Warn("the index refuses the stream, registering it again", "error", err)
+		return errGone
+	}
+	return err
+}
+
+// flush applies the batch that waits.
+func (s *stream) flush(ctx context.Context) error {
+	for s.batch.Messages() > 0 {
+		var o store.Outcome
+		var seq int64
+		err := s.try(ctx, func() (err error) {
+			o, seq, err = s.ix.opts.Store.Apply(ctx, s.st, &s.batch)
+			return err
+		})
+		if err != nil {
+			return s.again(err)
+		}
+		switch o {
+		case store.Applied:
+			s.applied(seq)
+			s.countPending(resultApplied)
+			s.drop()
+		case store.Duplicate:
+			s.applied(seq)
+			s.countPending(resultDuplicate)
+			s.drop()
+		case store.Gap:
+			s.st.Seq = seq
+			if err := s.behind(ctx); err != nil {
+				return err
+			}
+		case store.Stale:
+			if err := s.stale(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// applied notes that the index has the stream up to seq.
+func (s *stream) applied(seq int64) {
+	s.st.Seq = seq
+	lag := 0.0
+	if p := s.pending; p.ts > 0 {
+		now := time.Now()
+		lag = max(0, float64(now.UnixNano())/1e9-p.ts)
+		s.ix.metrics.observeLag(p.ts, now)
+	}
+	stored := s.pending.tally[wire.Stored] > 0
+	s.update(func(v *Status) {
+		v.Watermark, v.LagSeconds = seq, lag
+		v.Trusted = v.Trusted || stored
+	})
+}
+
+// behind deals with a watermark in Redis that is below what was applied: Redis has lost writes, or the stream was registered
+// late.
+func (s *stream) behind(ctx context.Context) error {
+	first, have := s.batch.First(), s.st.Seq
+	if have >= 0 {
+		s.gap(gapStore)
+		if s.canReplay() && !s.refilling {
+			r, err := s.fetch(ctx, have+1, replayGap)
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if n := len(r.messages); err == nil && n > 0 && r.messages[0].seq == have+1 && (r.partial || r.messages[n-1].seq >= first-1) {
+				// The batch is part of the replay, or follows it.
+				last := s.cur.done
+				s.drop()
+				s.tr.orphans.clear()
+				s.cur.done = have
+				if err := s.feed(ctx, r.messages); err != nil {
+					return err
+				}
+				if s.cur.done < last {
+					return s.refill(ctx, replayGap)
+				}
+				return nil
+			}
+		}
+		s.reset(resetGap)
+	}
+	return s.retire(ctx, first-1, func(st store.Stream, _ bool) bool { return st.Seq >= first-1 })
+}
+
+// stale deals with a generation that somebody else has ended.
+func (s *stream) stale(ctx context.Context) error {
+	if err := s.reread(ctx); err != nil {
+		return err
+	}
+	switch {
+	case s.st.Seq >= s.batch.Last():
+		s.countPending(resultStale)
+		s.drop()
+		s.tr.orphans.clear()
+		s.cur.done = max(s.cur.done, s.st.Seq)
+	case s.st.Seq+1 < s.batch.First():
+		// What waits may be of an engine process that is over: the buffer too. Only a new connection can tell.
+		s.countPending(resultStale)
+		s.drop()
+		s.log.Info("another indexer has restarted the stream, joining it again", "watermark", s.st.Seq)
+		return errAgain
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+package indexer
+
+import "hash/maphash"
+
+// cursor is the sequence machine of one publisher.
+type cursor struct {
+	live int64 // newest number seen on the live socket of this engine process; -1 = none
+	done int64 // newest number that was translated, live or replayed; -1 = none
+	// base is the newest number that a new connection's first message must exceed, if it is from the same engine process.
+	base  int64
+	fresh bool // no message of this connection was seen yet
+
+	digest     uint64 // of the message done
+	digestDone int64  // the number that digest belongs to; -1 = none
+
+	zero      uint64 // digest of message 0, of streams over HTTP
+	zeroKnown bool
+}
+
+func newCursor() cursor { return cursor{live: -1, done: -1, base: -1, digestDone: -1} }
+
+// verdict is what a live number means.
+type verdict int
+
+const (
+	inOrder   verdict = iota
+	duplicate         // drop it
+	restarted         // the engine has begun again: what is known of it is void
+	ahead             // messages are missing before it
+)
+
+// see judges the next number of the live socket.
+func (c *cursor) see(seq int64) verdict {
+	fresh := c.fresh
+	c.fresh = false
+	switch {
+	case fresh && seq <= c.base, !fresh && seq < c.live:
+		c.live = seq
+		return restarted
+	case seq == c.live:
+		return duplicate
+	}
+	c.live = seq
+	return c.place(seq)
+}
+
+// place compares a number with what was translated.
+func (c *cursor) place(seq int64) verdict {
+	switch {
+	case seq <= c.done:
+		return duplicate
+	case seq > c.done+1:
+		return ahead
+	}
+	return inOrder
+}
+
+// connected begins a connection. newest is what is known to have been published before it.
+func (c *cursor) connected(newest int64) {
+	c.fresh, c.base = true, max(newest, c.live)
+}
+
+// renewed begins a new engine process, of which done is applied.
+func (c *cursor) renewed(done int64) {
+	c.done, c.base, c.digestDone = done, -1, -1
+}
+
+var digestSeed = maphash.MakeSeed()
+
+// finish notes that message seq was translated.
+func (c *cursor) finish(seq int64, payload []byte) {
+	c.done = seq
+	c.digest, c.digestDone = maphash.Bytes(digestSeed, payload), seq
+}
+
+// same says whether a replayed message is the one that was translated under its number; true where that is not known.
+func (c *cursor) same(m message) bool {
+	return m.seq != c.digestDone || maphash.Bytes(digestSeed, m.payload) == c.digest
+}
+
+// first notes the content of message 0, and isFirst says whether it was that. A stream over HTTP has no connection
+// whose end would tell of a restart.
+func (c *cursor) first(content []byte) {
+	c.zero, c.zeroKnown = maphash.Bytes(digestSeed, content), true
+}
+
+func (c *cursor) isFirst(content []byte) bool {
+	return c.zeroKnown && maphash.Bytes(digestSeed, content) == c.zero
+}

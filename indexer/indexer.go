@@ -1,0 +1,274 @@
+package indexer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+)
+
+// Indexer follows engines and serves the admin surface.
+type Indexer struct {
+	opts        Options
+	metrics     *metrics
+	timing      timing
+	replaySlots chan struct{} // one token per replay in progress
+	initial     []publisher
+	listener    net.Listener
+	server      *http.Server
+
+	mu       sync.Mutex
+	ctx      context.Context // of Run; nil before and after
+	streams  map[store.StreamID]*stream
+	draining bool
+}
+
+// New makes an Indexer and binds its admin address. It does not need Redis to be there.
+func New(o Options) (*Indexer, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	initial, err := o.publishers()
+	if err != nil {
+		return nil, err
+	}
+	ix := &Indexer{
+		opts: o, metrics: newMetrics(o.Registerer), timing: defaultTiming, initial: initial,
+		replaySlots: make(chan struct{}, o.Replays), streams: map[store.StreamID]*stream{},
+	}
+	if ix.listener, err = net.Listen("tcp", o.Listen); err != nil {
+		return nil, fmt.Errorf("indexer: %w", err)
+	}
+	ix.server = &http.Server{
+		Handler: ix.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: 64 << 10,
+	}
+	return ix, nil
+}
+
+func init() { gin.SetMode(gin.ReleaseMode) } // before any engine: it is a global, and debug mode prints
+
+// Addr is the address of the admin surface.
+func (ix *Indexer) Addr() net.Addr { return ix.listener.Addr() }
+
+// Close releases the admin address of an Indexer that is not running.
+func (ix *Indexer) Close() error {
+	err := ix.listener.Close()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// Run follows the workers and serves until ctx ends, then drains: requests in progress are answered and every stream has
+// ended when it returns. It can be called once.
+func (ix *Indexer) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ix.mu.Lock()
+	ix.ctx = ctx
+	ix.mu.Unlock()
+	for _, p := range ix.initial {
+		ix.follow(p)
+	}
+	var background sync.WaitGroup
+	background.Go(func() { ix.rediscover(ctx) })
+	background.Go(func() { ix.sweep(ctx) })
+	served := make(chan error, 1)
+	background.Go(func() { served <- ix.server.Serve(ix.listener) })
+	ix.opts.Logger.Info("indexer is serving", "address", ix.Addr().String(), "streams", len(ix.initial))
+
+	var err error
+	select {
+	case <-ctx.Done():
+		ix.mu.Lock()
+		ix.draining = true
+		ix.mu.Unlock()
+		grace, stop := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer stop()
+		if ix.server.Shutdown(grace) != nil {
+			_ = ix.server.Close()
+		}
+	case err = <-served:
+		err = fmt.Errorf("indexer: admin surface: %w", err)
+		cancel()
+	}
+	ix.mu.Lock()
+	ix.ctx = nil
+	streams := ix.streams
+	ix.streams = map[store.StreamID]*stream{}
+	ix.mu.Unlock()
+	for _, s := range streams {
+		s.stop()
+	}
+	background.Wait()
+	return err
+}
+
+// follow starts a stream unless it is followed already in the same way. One whose registration has changed starts anew.
+func (ix *Indexer) follow(p publisher) {
+	for {
+		ix.mu.Lock()
+		if ix.ctx == nil {
+			ix.mu.Unlock()
+			return
+		}
+		old := ix.streams[p.id]
+		if old == nil {
+			s := newStream(ix, p)
+			var ctx context.Context
+			ctx, s.cancel = context.WithCancel(ix.ctx)
+			ix.streams[p.id] = s
+			ix.mu.Unlock()
+			go s.run(ctx)
+			return
+		}
+		same := old.reg == p.reg
+		if !same {
+			delete(ix.streams, p.id)
+		}
+		ix.mu.Unlock()
+		if same {
+			return
+		}
+		old.stop()
+	}
+}
+
+// unfollow stops a stream and says whether there was one.
+func (ix *Indexer) unfollow(id store.StreamID) bool {
+	ix.mu.Lock()
+	s := ix.streams[id]
+	delete(ix.streams, id)
+	ix.mu.Unlock()
+	if s != nil {
+		s.stop()
+	}
+	return s != nil
+}
+
+// stream is a followed stream, nil where there is none.
+func (ix *Indexer) stream(id store.StreamID) *stream {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	return ix.streams[id]
+}
+
+// all lists the followed streams.
+func (ix *Indexer) all() []*stream {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	out := make([]*stream, 0, len(ix.streams))
+	for _, s := range ix.streams {
+		out = append(out, s)
+	}
+	return out
+}
+
+// clearOthers clears the other ranks of a stream's worker.
+func (ix *Indexer) clearOthers(of *stream) {
+	for _, s := range ix.all() {
+		if s != of && s.id.Pool == of.id.Pool && s.id.Worker == of.id.Worker {
+			s.mu.Lock()
+			in := s.in
+			s.mu.Unlock()
+			in.clear()
+		}
+	}
+}
+
+// rediscover follows the streams that registered in an earlier life of this indexer, or with another one.
+func (ix *Indexer) rediscover(ctx context.Context) {
+	b := newBackoff(ix.timing.retry, 5*time.Second)
+	for {
+		err := ix.discover(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		ix.opts.Logger.Warn("registered streams are not known yet", "reason", store.Reason(err), "error", err)
+		if pause(ctx, b) != nil {
+			return
+		}
+	}
+}
+
+func (ix *Indexer) discover(ctx context.Context) error {
+	pools, err := ix.opts.Store.Pools(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, pool := range pools {
+		streams, err := ix.opts.Store.Streams(ctx, pool)
+		errs = append(errs, err)
+		for _, st := range streams {
+			p := publisher{id: store.StreamID{Pool: poolID(pool.Tenant, pool.Model), WorkerRank: st.WorkerRank}, reg: st.Registration}
+			if err := p.check(); err != nil {
+				ix.opts.Logger.Error("registered stream cannot be followed", "worker", st.WorkerRank.String(), "error", err)
+				continue
+			}
+			if ix.stream(p.id) == nil {
+				ix.follow(p)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepStep is how many blocks of ended generations one step clears in each shard.
+const sweepStep = 500
+
+// sweep clears what ended generations left behind, in small steps, for as long as there is anything.
+func (ix *Indexer) sweep(ctx context.Context) {
+	tick := time.NewTicker(ix.opts.SweepInterval)
+	defer tick.Stop()
+	failing := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		err := ix.sweepPools(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if (err != nil) != failing {
+			failing = err != nil
+			if failing {
+				ix.opts.Logger.Warn("sweep failed, trying again", "reason", store.Reason(err), "error", err)
+			} else {
+				ix.opts.Logger.Info("sweep works again")
+			}
+		}
+	}
+}
+
+func (ix *Indexer) sweepPools(ctx context.Context) error {
+	pools, err := ix.opts.Store.Pools(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, pool := range pools {
+		errs = append(errs, ix.sweepPool(ctx, pool))
+	}
+	return errors.Join(errs...)
+}
+
+func (ix *Indexer) sweepPool(ctx context.Context, pool kvcache.PoolID) error {
+	for {
+		_, more, err := ix.opts.Store.Sweep(ctx, pool, sweepStep)
+		if err != nil || !more || ctx.Err() != nil {
+			return err
+		}
+	}
+}
