@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -127,19 +128,74 @@ func TestStartWithRedisAway(t *testing.T) {
 	}
 }
 
-// TestScriptFlush: nothing depends on scripts that Redis remembers.
-func TestScriptFlush(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		a := register(t, s, rank("a", 0))
-		p := chain(1, 20)
-		raw := client(t, url)
-		for i, h := range p {
-			if err := raw.ScriptFlush(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
-			apply(t, s, &a, int64(i), store.Applied, storeAll("a", kvcache.Device, h))
+// testScriptFlush: nothing depends on scripts that Redis remembers.
+func testScriptFlush(t *testing.T, url string) {
+	s := open(t, url)
+	a := register(t, s, rank("a", 0))
+	p := chain(1, 20)
+	raw := client(t, url)
+	for i, h := range p {
+		if err := raw.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
 		}
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(20)})
+		apply(t, s, &a, int64(i), store.Applied, storeAll("a", kvcache.Device, h))
+	}
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(20)})
+}
+
+// TestSentinel: the store finds the master, and after a failover the new one.
+func TestSentinel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for a failover: not in short mode")
+	}
+	master, _, url := storetest.Sentinel(t)
+	s := open(t, url)
+	a := register(t, s, rank("a", 0))
+	p := chain(1, 50)
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
+	full := map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(50)}
+	want(t, s, p, full)
+	if err := client(t, master.URL).Do(t.Context(), "wait", 1, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	master.Stop()
+	eventually(t, "exact on the new master", func() bool {
+		got, state, _ := s.Lookup(t.Context(), testPool, p, store.LookupOptions{})
+		return state == kvcache.Exact && len(got.Scores) == 1
 	})
+	want(t, s, p, full)
+	var b store.Batch
+	b.Message(1)
+	removeAll("a", kvcache.Device, p[10:]...)(&b)
+	eventually(t, "writes go to the new master", func() bool {
+		o, _, err := s.Apply(t.Context(), a, &b)
+		return err == nil && (o == store.Applied || o == store.Duplicate)
+	})
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(10)})
+	clean(t, s)
+}
+
+// TestTLSAndPassword: rediss:// with a server that wants both.
+func TestTLSAndPassword(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := storetest.Certificate(t, dir)
+	plain := storetest.Redis(t) // its port is free again after Stop, and stays ours for the TLS server
+	plain.Stop()
+	_, port, _ := strings.Cut(plain.Addr, ":")
+	storetest.Redis(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no", "--requirepass", "secret")
+	url := "rediss://:secret@" + plain.Addr + "?tls_skip_verify=true"
+	s := open(t, url)
+	a := register(t, s, rank("a", 0))
+	p := chain(1, 5)
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(5)})
+
+	wrong := open(t, strings.Replace(url, "secret", "wrong", 1))
+	if _, state, err := wrong.Lookup(t.Context(), testPool, p, store.LookupOptions{}); state != kvcache.Degraded || !errors.Is(err, store.ErrUnavailable) {
+		t.Fatalf("a wrong password: %v %v", state, err)
+	}
+	strict := open(t, strings.TrimSuffix(url, "?tls_skip_verify=true"))
+	if _, state, err := strict.Lookup(t.Context(), testPool, p, store.LookupOptions{}); state != kvcache.Degraded || !errors.Is(err, store.ErrUnavailable) {
+		t.Fatalf("an unknown certificate: %v %v", state, err)
+	}
 }

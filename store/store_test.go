@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,13 +19,47 @@ import (
 
 var testPool = kvcache.PoolID{Tenant: "default", Model: "llama {3}#1"} // braces and # must not reach the hash tag
 
-// onEach runs a test on every kind of server that the index lives on.
-func onEach(t *testing.T, f func(t *testing.T, url string)) {
+// TestConformance runs one suite on every kind of server that the index lives on.
+func TestConformance(t *testing.T) {
 	t.Run("miniredis", func(t *testing.T) {
 		_, url := storetest.Miniredis(t)
-		f(t, url)
+		conform(t, url)
 	})
-	t.Run("redis", func(t *testing.T) { f(t, storetest.Redis(t).URL) })
+	t.Run("redis", func(t *testing.T) { conform(t, storetest.Redis(t).URL) })
+	t.Run("cluster", func(t *testing.T) {
+		_, url := storetest.Cluster(t)
+		conform(t, url)
+	})
+}
+
+func conform(t *testing.T, url string) {
+	for _, c := range []struct {
+		name string
+		f    func(*testing.T, string)
+	}{
+		{"LifeOfABlock", testLifeOfABlock},
+		{"TiersAreCumulative", testTiersAreCumulative},
+		{"CopiesAreCounted", testCopiesAreCounted},
+		{"ExactlyOnce", testExactlyOnce},
+		{"AnEndedGenerationIsGoneAtOnce", testAnEndedGenerationIsGoneAtOnce},
+		{"SlotsAreGivenOutAgainAfterTheirRest", testSlotsAreGivenOutAgainAfterTheirRest},
+		{"RegisterIsIdempotentAndChecksTheBlockSize", testRegisterIsIdempotentAndChecksTheBlockSize},
+		{"Sizes", testSizes},
+		{"HashExtremes", testHashExtremes},
+		{"Dump", testDump},
+		{"CheckFindsAndRepairsDamage", testCheckFindsAndRepairsDamage},
+		{"UnknownPoolIsEmptyNotAnError", testUnknownPoolIsEmptyNotAnError},
+		{"TreeSizes", testTreeSizes},
+		{"ScriptFlush", testScriptFlush},
+		{"RandomHistories/1 shard", func(t *testing.T, url string) { testRandomHistory(t, url, 1) }},
+		{"RandomHistories/4 shards", func(t *testing.T, url string) { testRandomHistory(t, url, 4) }},
+		{"RandomHistories/16 shards", func(t *testing.T, url string) { testRandomHistory(t, url, 16) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			flush(t, url)
+			c.f(t, url)
+		})
+	}
 }
 
 func open(t testing.TB, url string, change ...func(*store.Options)) *store.Store {
@@ -157,474 +192,454 @@ func sweepAll(t testing.TB, s *store.Store) int {
 	}
 }
 
-func TestLifeOfABlock(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		a, b := register(t, s, rank("a", 0)), register(t, s, rank("b", 3))
-		p := chain(1, 8)
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{})
+func testLifeOfABlock(t *testing.T, url string) {
+	s := open(t, url)
+	a, b := register(t, s, rank("a", 0)), register(t, s, rank("b", 3))
+	p := chain(1, 8)
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{})
 
-		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
-		apply(t, s, &b, 0, store.Applied, storeAll("b", kvcache.Device, p[:3]...))
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(8), rank("b", 3): onDevice(3)})
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
+	apply(t, s, &b, 0, store.Applied, storeAll("b", kvcache.Device, p[:3]...))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(8), rank("b", 3): onDevice(3)})
 
-		// A hole ends the prefix, and what lies behind it counts again when the hole is filled.
-		apply(t, s, &a, 1, store.Applied, removeAll("a", kvcache.Device, p[2]))
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(2), rank("b", 3): onDevice(3)})
-		apply(t, s, &a, 2, store.Applied, storeAll("a", kvcache.Device, p[2]))
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(8), rank("b", 3): onDevice(3)})
+	// A hole ends the prefix, and what lies behind it counts again when the hole is filled.
+	apply(t, s, &a, 1, store.Applied, removeAll("a", kvcache.Device, p[2]))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(2), rank("b", 3): onDevice(3)})
+	apply(t, s, &a, 2, store.Applied, storeAll("a", kvcache.Device, p[2]))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(8), rank("b", 3): onDevice(3)})
 
-		// The first block gone: nothing is left, not even in the map.
-		apply(t, s, &a, 3, store.Applied, removeAll("a", kvcache.Device, p[0]))
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("b", 3): onDevice(3)})
-		clean(t, s)
-	})
+	// The first block gone: nothing is left, not even in the map.
+	apply(t, s, &a, 3, store.Applied, removeAll("a", kvcache.Device, p[0]))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("b", 3): onDevice(3)})
+	clean(t, s)
 }
 
-func TestTiersAreCumulative(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		a := register(t, s, rank("a", 0))
-		p := chain(1, 6)
-		apply(t, s, &a, 0, store.Applied, func(b *store.Batch) {
-			storeAll("a", kvcache.Device, p[0], p[1])(b)
-			storeAll("a", kvcache.Host, p[1], p[2])(b)
-			storeAll("a", kvcache.Disk, p[3])(b)
-			storeAll("a", kvcache.Device, p[4])(b)
-		})
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): {Device: 2, Host: 3, Disk: 5, Any: 5}})
-		// Gone from the device, still on the host.
-		apply(t, s, &a, 1, store.Applied, removeAll("a", kvcache.Device, p[1]))
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): {Device: 1, Host: 3, Disk: 5, Any: 5}})
-		clean(t, s)
+func testTiersAreCumulative(t *testing.T, url string) {
+	s := open(t, url)
+	a := register(t, s, rank("a", 0))
+	p := chain(1, 6)
+	apply(t, s, &a, 0, store.Applied, func(b *store.Batch) {
+		storeAll("a", kvcache.Device, p[0], p[1])(b)
+		storeAll("a", kvcache.Host, p[1], p[2])(b)
+		storeAll("a", kvcache.Disk, p[3])(b)
+		storeAll("a", kvcache.Device, p[4])(b)
 	})
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): {Device: 2, Host: 3, Disk: 5, Any: 5}})
+	// Gone from the device, still on the host.
+	apply(t, s, &a, 1, store.Applied, removeAll("a", kvcache.Device, p[1]))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): {Device: 1, Host: 3, Disk: 5, Any: 5}})
+	clean(t, s)
 }
 
-func TestCopiesAreCounted(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		a := register(t, s, rank("a", 0))
-		p := chain(1, 2)
-		holds := map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(2)}
-		// Twice in one message, once more in another: three copies.
-		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p[0], p[1], p[0]))
-		apply(t, s, &a, 1, store.Applied, storeAll("a", kvcache.Device, p[0]))
-		apply(t, s, &a, 2, store.Applied, removeAll("a", kvcache.Device, p[0], p[0]))
-		want(t, s, p, holds)
-		apply(t, s, &a, 3, store.Applied, removeAll("a", kvcache.Device, p[0]))
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{})
-		// Below zero there is nothing.
-		apply(t, s, &a, 4, store.Applied, removeAll("a", kvcache.Device, p[0], p[0]))
-		apply(t, s, &a, 5, store.Applied, storeAll("a", kvcache.Device, p[0]))
-		want(t, s, p, holds)
+func testCopiesAreCounted(t *testing.T, url string) {
+	s := open(t, url)
+	a := register(t, s, rank("a", 0))
+	p := chain(1, 2)
+	holds := map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(2)}
+	// Twice in one message, once more in another: three copies.
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p[0], p[1], p[0]))
+	apply(t, s, &a, 1, store.Applied, storeAll("a", kvcache.Device, p[0]))
+	apply(t, s, &a, 2, store.Applied, removeAll("a", kvcache.Device, p[0], p[0]))
+	want(t, s, p, holds)
+	apply(t, s, &a, 3, store.Applied, removeAll("a", kvcache.Device, p[0]))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{})
+	// Below zero there is nothing.
+	apply(t, s, &a, 4, store.Applied, removeAll("a", kvcache.Device, p[0], p[0]))
+	apply(t, s, &a, 5, store.Applied, storeAll("a", kvcache.Device, p[0]))
+	want(t, s, p, holds)
 
-		// In set mode one removal is enough.
-		var b store.Batch
-		b.Set = true
-		b.Message(6)
-		storeAll("a", kvcache.Device, p[0])(&b)
-		removeAll("a", kvcache.Device, p[0])(&b)
-		applyBatch(t, s, &a, &b, store.Applied)
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{})
-		clean(t, s)
-	})
+	// In set mode one removal is enough.
+	var b store.Batch
+	b.Set = true
+	b.Message(6)
+	storeAll("a", kvcache.Device, p[0])(&b)
+	removeAll("a", kvcache.Device, p[0])(&b)
+	applyBatch(t, s, &a, &b, store.Applied)
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{})
+	clean(t, s)
 }
 
-func TestExactlyOnce(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		a := register(t, s, rank("a", 0))
-		p := chain(1, 9)
-		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p[0]))
-		apply(t, s, &a, 0, store.Duplicate, removeAll("a", kvcache.Device, p[0]))
-		apply(t, s, &a, 2, store.Gap, storeAll("a", kvcache.Device, p[2]))
-		if a.Seq != 0 {
-			t.Fatalf("a gap moved the watermark to %d", a.Seq)
-		}
-
-		// Messages 0 and 1, of which 0 was applied: only 1 takes effect, in the middle of a run and after it.
-		var b store.Batch
-		b.Message(0)
-		removeAll("a", kvcache.Device, p[0])(&b)
-		storeAll("a", kvcache.Device, p[7])(&b)
-		b.Message(1)
-		storeAll("a", kvcache.Device, p[1], p[2])(&b)
-		b.Message(2) // nothing but its number
-		b.Message(3)
-		storeAll("a", kvcache.Device, p[3])(&b)
-		removeAll("a", kvcache.Device, p[2])(&b)
-		applyBatch(t, s, &a, &b, store.Applied)
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(2)})
-		if a.Seq != 3 {
-			t.Fatalf("watermark %d, want 3", a.Seq)
-		}
-		want(t, s, p[7:], map[kvcache.WorkerRank]kvcache.Overlap{})
-		applyBatch(t, s, &a, &b, store.Duplicate)
-
-		// Only the last message, which has no operations, is news.
-		b.Reset()
-		b.Message(3)
-		storeAll("a", kvcache.Device, p[8])(&b)
-		b.Message(4)
-		applyBatch(t, s, &a, &b, store.Applied)
-		want(t, s, p[8:], map[kvcache.WorkerRank]kvcache.Overlap{})
-
-		b.Reset()
-		b.Force = true
-		b.Message(9)
-		storeAll("a", kvcache.Device, p[8])(&b)
-		applyBatch(t, s, &a, &b, store.Applied)
-		want(t, s, p[8:], map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(1)})
-		clean(t, s)
-	})
-}
-
-func TestAnEndedGenerationIsGoneAtOnce(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url, func(o *store.Options) { o.SlotRest = time.Hour })
-		reader := open(t, url)
-		a := register(t, s, rank("a", 0))
-		p := chain(1, 700)
-		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
-		apply(t, s, &a, 1, store.Applied, storeAll("a", kvcache.Host, p[:10]...))
-		apply(t, s, &a, 2, store.Applied, storeAll("a", kvcache.Device, p[0])) // a copy: the counts must end too
-		want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(700)})
-
-		old := a
-		a, o, err := s.Restart(t.Context(), a, -1)
-		if err != nil || o != store.Applied || a.Generation <= old.Generation || a.Slot == old.Slot || a.Seq != -1 {
-			t.Fatalf("restart: %v %v, from %+v to %+v", o, err, old, a)
-		}
-		want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{})
-
-		// The dead incarnation writes no more, and ends nothing again.
-		apply(t, s, &old, 3, store.Stale, storeAll("a", kvcache.Device, p[0]))
-		if again, o, err := s.Restart(t.Context(), old, -1); err != nil || o != store.Stale || again.Generation != a.Generation {
-			t.Fatalf("second restart: %v %v %+v", o, err, again)
-		}
-
-		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p[:5]...))
-		want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(5)})
-		clean(t, s)
-
-		if n := sweepAll(t, s); n != 710 {
-			t.Fatalf("swept %d blocks, want 710", n)
-		}
-		want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(5)})
-		if r := clean(t, s); r.Holders != 5 || r.Retired != 0 {
-			t.Fatalf("after the sweep: %+v", r)
-		}
-		// The swept slot rests: a new stream does not get it.
-		if b := register(t, s, rank("b", 0)); b.Slot == old.Slot || b.Slot == a.Slot {
-			t.Fatalf("slot %d is resting or taken", b.Slot)
-		}
-
-		// Restart with a watermark that is not the caller's any more does nothing.
-		late := a
-		apply(t, s, &a, 1, store.Applied, storeAll("a", kvcache.Device, p[5]))
-		if _, o, err := s.Restart(t.Context(), late, -1); err != nil || o != store.Stale {
-			t.Fatalf("restart behind the watermark: %v %v", o, err)
-		}
-
-		if o, err := s.Remove(t.Context(), a); err != nil || o != store.Applied {
-			t.Fatalf("remove: %v %v", o, err)
-		}
-		want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{})
-		if _, ok, err := s.Stream(t.Context(), a.StreamID); ok || err != nil {
-			t.Fatalf("stream after removal: %v %v", ok, err)
-		}
-		if o, err := s.Remove(t.Context(), a); err != nil || o != store.Stale {
-			t.Fatalf("second removal: %v %v", o, err)
-		}
-		// Back again: a new generation, which the old incarnation cannot write to.
-		again := register(t, s, rank("a", 0))
-		if again.Generation <= a.Generation {
-			t.Fatalf("generation went from %d to %d", a.Generation, again.Generation)
-		}
-		apply(t, s, &a, 2, store.Stale, storeAll("a", kvcache.Device, p[0]))
-		sweepAll(t, s)
-		if r := clean(t, s); r.Holders != 0 {
-			t.Fatalf("holders left: %+v", r)
-		}
-	})
-}
-
-func TestSlotsAreGivenOutAgainAfterTheirRest(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url, func(o *store.Options) { o.SlotRest = time.Millisecond })
-		a := register(t, s, rank("a", 0))
-		seen := map[int]bool{}
-		for i := range 50 {
-			apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, chain(uint32(i), 3)...))
-			seen[a.Slot] = true
-			var err error
-			if a, _, err = s.Restart(t.Context(), a, -1); err != nil {
-				t.Fatal(err)
-			}
-			sweepAll(t, s)
-		}
-		// On a fast machine a few incarnations pass within a millisecond, no more.
-		if len(seen) > 10 {
-			t.Fatalf("50 incarnations took %d slots", len(seen))
-		}
-		clean(t, s)
-	})
-}
-
-func TestRegisterIsIdempotentAndChecksTheBlockSize(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		a := register(t, s, rank("a", 0))
-		again, created, err := s.Register(t.Context(), a.StreamID, store.Registration{BlockSize: 16, URL: "http://elsewhere", Endpoint: "tcp://x:1"})
-		if err != nil || created || again.Generation != a.Generation || again.Slot != a.Slot {
-			t.Fatalf("again: %+v %v %v", again, created, err)
-		}
-		st, ok, err := s.Stream(t.Context(), a.StreamID)
-		if err != nil || !ok || st.URL != "http://elsewhere" || st.Endpoint != "tcp://x:1" || st.BlockSize != 16 {
-			t.Fatalf("stream: %+v %v %v", st, ok, err)
-		}
-		var conflict *store.ConflictError
-		_, _, err = open(t, url).Register(t.Context(), store.StreamID{Pool: testPool, WorkerRank: rank("b", 0)}, store.Registration{BlockSize: 32})
-		if !errors.As(err, &conflict) || !errors.Is(err, store.ErrInvalid) || conflict.Have != "16" || conflict.Want != "32" {
-			t.Fatalf("conflict: %v", err)
-		}
-		for _, bad := range []store.StreamID{
-			{Pool: testPool, WorkerRank: rank("", 0)}, {Pool: testPool, WorkerRank: rank("a/b", 0)},
-			{Pool: testPool, WorkerRank: rank("a", -1)}, {Pool: kvcache.PoolID{}, WorkerRank: rank("a", 0)},
-		} {
-			if _, _, err := s.Register(t.Context(), bad, store.Registration{BlockSize: 16}); !errors.Is(err, store.ErrInvalid) {
-				t.Errorf("%+v: %v", bad, err)
-			}
-		}
-		pools, err := s.Pools(t.Context())
-		if err != nil || !slices.Equal(pools, []kvcache.PoolID{testPool}) {
-			t.Fatalf("pools: %v %v", pools, err)
-		}
-		streams, err := s.Streams(t.Context(), testPool)
-		if err != nil || len(streams) != 1 || streams[0].Generation != a.Generation {
-			t.Fatalf("streams: %+v %v", streams, err)
-		}
-	})
-}
-
-// TestSizes crosses the limits of unpack, of a lookup's chunks and of one command's fields.
-func TestSizes(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		for i, n := range []int{1, 63, 64, 65, 499, 500, 501, 576, 577, 1000, 1001, 4097, 8001, 20000} {
-			name := fmt.Sprintf("w%d", n)
-			st := register(t, s, rank(name, 0))
-			p := chain(uint32(i+1), n)
-			apply(t, s, &st, 0, store.Applied, storeAll(name, kvcache.Device, p...))
-			want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank(name, 0): onDevice(n)})
-			want(t, s, append(slices.Clone(p), 1, 2, 3), map[kvcache.WorkerRank]kvcache.Overlap{rank(name, 0): onDevice(n)})
-			apply(t, s, &st, 1, store.Applied, func(b *store.Batch) {
-				for i, h := range p[n/2:] {
-					switch {
-					case i < 20: // searched for
-						b.Remove(kvcache.Device, engine(name, h))
-					case i < 25: // remembered wrongly
-						b.RemoveKnown(kvcache.Device, h+1, engine(name, h))
-					default:
-						b.RemoveKnown(kvcache.Device, h, engine(name, h))
-					}
-				}
-			})
-			if n > 1 {
-				want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank(name, 0): onDevice(n / 2)})
-			}
-		}
-		want(t, s, nil, map[kvcache.WorkerRank]kvcache.Overlap{})
-		clean(t, s)
-	})
-}
-
-// TestHashExtremes: 64-bit hashes survive text, scores and scripts.
-func TestHashExtremes(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		a := register(t, s, rank("a", 0))
-		values := []uint64{0, 1, 100, 200, 1<<31 - 1, 1 << 53, 1<<53 + 1, 1<<53 - 1, 1 << 63, 1<<64 - 1, 9007199254740993}
-		r := rand.New(rand.NewPCG(1, 2))
-		for range 200 {
-			values = append(values, r.Uint64())
-		}
-		var b store.Batch
-		b.Message(0)
-		seen := map[uint64]bool{}
-		for _, v := range values {
-			e := kvcache.EngineHash(v)
-			if !seen[e.Score()] {
-				seen[e.Score()] = true
-				b.Store(kvcache.Device, kvcache.BlockHash(v), e)
-			}
-		}
-		applyBatch(t, s, &a, &b, store.Applied)
-		for i, v := range values {
-			if i < 11 && v != 1<<53-1 && v != 1<<64-1 && v != 1<<53 && v != 1<<63 && v != 1<<53+1 {
-				blocks, ok, err := s.Resolve(t.Context(), a, []kvcache.EngineHash{kvcache.EngineHash(v)})
-				if err != nil || !ok[0] || uint64(blocks[0]) != v && v != 9007199254740993 {
-					t.Fatalf("resolve %d: %v %v %v", v, blocks, ok, err)
-				}
-			}
-		}
-		if _, ok, err := s.Resolve(t.Context(), a, []kvcache.EngineHash{424242}); err != nil || ok[0] {
-			t.Fatalf("resolve an unknown hash: %v %v", ok, err)
-		}
-		b.Reset()
-		b.Message(1)
-		for _, v := range values {
-			b.Remove(kvcache.Device, kvcache.EngineHash(v))
-		}
-		applyBatch(t, s, &a, &b, store.Applied)
-		if r := clean(t, s); r.Blocks != 0 || r.Holders != 0 {
-			t.Fatalf("left over: %+v", r)
-		}
-	})
-}
-
-func TestDump(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url, func(o *store.Options) { o.Shards = 4 })
-		type line struct {
-			worker string
-			rank   int
-			tier   kvcache.StorageTier
-			block  kvcache.BlockHash
-			engine uint64
-		}
-		expect := map[line]bool{}
-		for i := range 6 {
-			name := fmt.Sprintf("w%d", i)
-			st := register(t, s, rank(name, i))
-			p := chain(uint32(i), 1200)
-			apply(t, s, &st, 0, store.Applied, func(b *store.Batch) {
-				storeAll(name, kvcache.Device, p...)(b)
-				storeAll(name, kvcache.Disk, p[:3]...)(b)
-				for k := range 600 { // one engine hash for many blocks: the steps must get past it
-					b.Store(kvcache.Host, p[k], 7)
-				}
-			})
-			for k, b := range p {
-				expect[line{name, i, "device", b, engine(name, b).Score()}] = true
-				if k < 3 {
-					expect[line{name, i, "disk", b, engine(name, b).Score()}] = true
-				}
-				if k < 600 {
-					expect[line{name, i, "host_pinned", b, 7}] = true
-				}
-			}
-		}
-		err := s.Dump(t.Context(), testPool, func(e kvcache.RouterEvent) error {
-			b := e.Event.Data.Stored.Blocks[0]
-			l := line{string(e.WorkerID), e.Event.DPRank, e.StorageTier, b.BlockHash, uint64(*b.EngineHash)}
-			if !expect[l] {
-				return fmt.Errorf("not stored, or twice in the dump: %+v", l)
-			}
-			delete(expect, l)
-			return nil
-		})
-		if err != nil || len(expect) != 0 {
-			t.Fatalf("%v; missing %d", err, len(expect))
-		}
-	})
-}
-
-func TestCheckFindsAndRepairsDamage(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		a, b := register(t, s, rank("a", 0)), register(t, s, rank("b", 0))
-		p := chain(1, 100)
-		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
-		apply(t, s, &b, 0, store.Applied, storeAll("b", kvcache.Host, p...))
-		full := map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(100), rank("b", 0): {Host: 100, Disk: 100, Any: 100}}
-		want(t, s, p, full)
-
-		raw := client(t, url)
-		tag := "wr:1:{default:llama %7B3%7D%231#0}:" // also pins the key layout
-		ctx := t.Context()
-		for name, damage := range map[string]func() error{
-			"holder lost":     func() error { return raw.HDel(ctx, tag+"holders", p[3].String()).Err() },
-			"holder invented": func() error { return raw.HSet(ctx, tag+"holders", "00000000000000ff", "\x01").Err() },
-			"bit lost":        func() error { return raw.HSet(ctx, tag+"holders", p[0].String(), "\x20").Err() },
-			"bit too many":    func() error { return raw.HSet(ctx, tag+"holders", p[1].String(), "\x21\x07").Err() },
-			"no block hash":   func() error { return raw.HSet(ctx, tag+"holders", "nonsense", "x").Err() },
-			"slot of nobody":  func() error { return raw.HSet(ctx, tag+"slots", "9", "ghost/0").Err() },
-		} {
-			if err := damage(); err != nil {
-				t.Fatal(err)
-			}
-			r, err := s.Check(ctx, testPool, false)
-			if err != nil || r.Found != 1 || len(r.Problems) != 1 || r.Repaired != 0 {
-				t.Fatalf("%s: %+v, %v", name, r, err)
-			}
-			if r, err = s.Check(ctx, testPool, true); err != nil || r.Found != 1 || r.Repaired != 1 {
-				t.Fatalf("%s: repair: %+v, %v", name, r, err)
-			}
-			clean(t, s)
-			want(t, s, p, full)
-		}
-		if _, err := s.Check(ctx, kvcache.PoolID{Model: "none"}, false); !errors.Is(err, store.ErrInvalid) {
-			t.Fatalf("check of no pool: %v", err)
-		}
-	})
-}
-
-func client(t testing.TB, url string) *redis.Client {
-	t.Helper()
-	o, err := redis.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
+func testExactlyOnce(t *testing.T, url string) {
+	s := open(t, url)
+	a := register(t, s, rank("a", 0))
+	p := chain(1, 9)
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p[0]))
+	apply(t, s, &a, 0, store.Duplicate, removeAll("a", kvcache.Device, p[0]))
+	apply(t, s, &a, 2, store.Gap, storeAll("a", kvcache.Device, p[2]))
+	if a.Seq != 0 {
+		t.Fatalf("a gap moved the watermark to %d", a.Seq)
 	}
-	c := redis.NewClient(o)
+
+	// Messages 0 and 1, of which 0 was applied: only 1 takes effect, in the middle of a run and after it.
+	var b store.Batch
+	b.Message(0)
+	removeAll("a", kvcache.Device, p[0])(&b)
+	storeAll("a", kvcache.Device, p[7])(&b)
+	b.Message(1)
+	storeAll("a", kvcache.Device, p[1], p[2])(&b)
+	b.Message(2) // nothing but its number
+	b.Message(3)
+	storeAll("a", kvcache.Device, p[3])(&b)
+	removeAll("a", kvcache.Device, p[2])(&b)
+	applyBatch(t, s, &a, &b, store.Applied)
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(2)})
+	if a.Seq != 3 {
+		t.Fatalf("watermark %d, want 3", a.Seq)
+	}
+	want(t, s, p[7:], map[kvcache.WorkerRank]kvcache.Overlap{})
+	applyBatch(t, s, &a, &b, store.Duplicate)
+
+	// Only the last message, which has no operations, is news.
+	b.Reset()
+	b.Message(3)
+	storeAll("a", kvcache.Device, p[8])(&b)
+	b.Message(4)
+	applyBatch(t, s, &a, &b, store.Applied)
+	want(t, s, p[8:], map[kvcache.WorkerRank]kvcache.Overlap{})
+
+	b.Reset()
+	b.Force = true
+	b.Message(9)
+	storeAll("a", kvcache.Device, p[8])(&b)
+	applyBatch(t, s, &a, &b, store.Applied)
+	want(t, s, p[8:], map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(1)})
+	clean(t, s)
+}
+
+func testAnEndedGenerationIsGoneAtOnce(t *testing.T, url string) {
+	s := open(t, url, func(o *store.Options) { o.SlotRest = time.Hour })
+	reader := open(t, url)
+	a := register(t, s, rank("a", 0))
+	p := chain(1, 700)
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
+	apply(t, s, &a, 1, store.Applied, storeAll("a", kvcache.Host, p[:10]...))
+	apply(t, s, &a, 2, store.Applied, storeAll("a", kvcache.Device, p[0])) // a copy: the counts must end too
+	want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(700)})
+
+	old := a
+	a, o, err := s.Restart(t.Context(), a, -1)
+	if err != nil || o != store.Applied || a.Generation <= old.Generation || a.Slot == old.Slot || a.Seq != -1 {
+		t.Fatalf("restart: %v %v, from %+v to %+v", o, err, old, a)
+	}
+	want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{})
+
+	// The dead incarnation writes no more, and ends nothing again.
+	apply(t, s, &old, 3, store.Stale, storeAll("a", kvcache.Device, p[0]))
+	if again, o, err := s.Restart(t.Context(), old, -1); err != nil || o != store.Stale || again.Generation != a.Generation {
+		t.Fatalf("second restart: %v %v %+v", o, err, again)
+	}
+
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p[:5]...))
+	want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(5)})
+	clean(t, s)
+
+	if n := sweepAll(t, s); n != 710 {
+		t.Fatalf("swept %d blocks, want 710", n)
+	}
+	want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(5)})
+	if r := clean(t, s); r.Holders != 5 || r.Retired != 0 {
+		t.Fatalf("after the sweep: %+v", r)
+	}
+	// The swept slot rests: a new stream does not get it.
+	if b := register(t, s, rank("b", 0)); b.Slot == old.Slot || b.Slot == a.Slot {
+		t.Fatalf("slot %d is resting or taken", b.Slot)
+	}
+
+	// Restart with a watermark that is not the caller's any more does nothing.
+	late := a
+	apply(t, s, &a, 1, store.Applied, storeAll("a", kvcache.Device, p[5]))
+	if _, o, err := s.Restart(t.Context(), late, -1); err != nil || o != store.Stale {
+		t.Fatalf("restart behind the watermark: %v %v", o, err)
+	}
+
+	if o, err := s.Remove(t.Context(), a); err != nil || o != store.Applied {
+		t.Fatalf("remove: %v %v", o, err)
+	}
+	want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{})
+	if _, ok, err := s.Stream(t.Context(), a.StreamID); ok || err != nil {
+		t.Fatalf("stream after removal: %v %v", ok, err)
+	}
+	if o, err := s.Remove(t.Context(), a); err != nil || o != store.Stale {
+		t.Fatalf("second removal: %v %v", o, err)
+	}
+	// Back again: a new generation, which the old incarnation cannot write to.
+	again := register(t, s, rank("a", 0))
+	if again.Generation <= a.Generation {
+		t.Fatalf("generation went from %d to %d", a.Generation, again.Generation)
+	}
+	apply(t, s, &a, 2, store.Stale, storeAll("a", kvcache.Device, p[0]))
+	sweepAll(t, s)
+	if r := clean(t, s); r.Holders != 0 {
+		t.Fatalf("holders left: %+v", r)
+	}
+}
+
+func testSlotsAreGivenOutAgainAfterTheirRest(t *testing.T, url string) {
+	s := open(t, url, func(o *store.Options) { o.SlotRest = time.Millisecond })
+	a := register(t, s, rank("a", 0))
+	seen := map[int]bool{}
+	for i := range 50 {
+		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, chain(uint32(i), 3)...))
+		seen[a.Slot] = true
+		var err error
+		if a, _, err = s.Restart(t.Context(), a, -1); err != nil {
+			t.Fatal(err)
+		}
+		sweepAll(t, s)
+	}
+	// On a fast machine a few incarnations pass within a millisecond, no more.
+	if len(seen) > 10 {
+		t.Fatalf("50 incarnations took %d slots", len(seen))
+	}
+	clean(t, s)
+}
+
+func testRegisterIsIdempotentAndChecksTheBlockSize(t *testing.T, url string) {
+	s := open(t, url)
+	a := register(t, s, rank("a", 0))
+	again, created, err := s.Register(t.Context(), a.StreamID, store.Registration{BlockSize: 16, URL: "http://elsewhere", Endpoint: "tcp://x:1"})
+	if err != nil || created || again.Generation != a.Generation || again.Slot != a.Slot {
+		t.Fatalf("again: %+v %v %v", again, created, err)
+	}
+	st, ok, err := s.Stream(t.Context(), a.StreamID)
+	if err != nil || !ok || st.URL != "http://elsewhere" || st.Endpoint != "tcp://x:1" || st.BlockSize != 16 {
+		t.Fatalf("stream: %+v %v %v", st, ok, err)
+	}
+	var conflict *store.ConflictError
+	_, _, err = open(t, url).Register(t.Context(), store.StreamID{Pool: testPool, WorkerRank: rank("b", 0)}, store.Registration{BlockSize: 32})
+	if !errors.As(err, &conflict) || !errors.Is(err, store.ErrInvalid) || conflict.Have != "16" || conflict.Want != "32" {
+		t.Fatalf("conflict: %v", err)
+	}
+	for _, bad := range []store.StreamID{
+		{Pool: testPool, WorkerRank: rank("", 0)}, {Pool: testPool, WorkerRank: rank("a/b", 0)},
+		{Pool: testPool, WorkerRank: rank("a", -1)}, {Pool: kvcache.PoolID{}, WorkerRank: rank("a", 0)},
+	} {
+		if _, _, err := s.Register(t.Context(), bad, store.Registration{BlockSize: 16}); !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	pools, err := s.Pools(t.Context())
+	if err != nil || !slices.Equal(pools, []kvcache.PoolID{testPool}) {
+		t.Fatalf("pools: %v %v", pools, err)
+	}
+	streams, err := s.Streams(t.Context(), testPool)
+	if err != nil || len(streams) != 1 || streams[0].Generation != a.Generation {
+		t.Fatalf("streams: %+v %v", streams, err)
+	}
+}
+
+// testSizes crosses the limits of unpack, of a lookup's chunks and of one command's fields.
+func testSizes(t *testing.T, url string) {
+	s := open(t, url)
+	for i, n := range []int{1, 63, 64, 65, 499, 500, 501, 576, 577, 1000, 1001, 4097, 8001, 20000} {
+		name := fmt.Sprintf("w%d", n)
+		st := register(t, s, rank(name, 0))
+		p := chain(uint32(i+1), n)
+		apply(t, s, &st, 0, store.Applied, storeAll(name, kvcache.Device, p...))
+		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank(name, 0): onDevice(n)})
+		want(t, s, append(slices.Clone(p), 1, 2, 3), map[kvcache.WorkerRank]kvcache.Overlap{rank(name, 0): onDevice(n)})
+		apply(t, s, &st, 1, store.Applied, func(b *store.Batch) {
+			for i, h := range p[n/2:] {
+				switch {
+				case i < 20: // searched for
+					b.Remove(kvcache.Device, engine(name, h))
+				case i < 25: // remembered wrongly
+					b.RemoveKnown(kvcache.Device, h+1, engine(name, h))
+				default:
+					b.RemoveKnown(kvcache.Device, h, engine(name, h))
+				}
+			}
+		})
+		if n > 1 {
+			want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank(name, 0): onDevice(n / 2)})
+		}
+	}
+	want(t, s, nil, map[kvcache.WorkerRank]kvcache.Overlap{})
+	clean(t, s)
+}
+
+// testHashExtremes: 64-bit hashes survive text, scores and scripts.
+func testHashExtremes(t *testing.T, url string) {
+	s := open(t, url)
+	a := register(t, s, rank("a", 0))
+	values := []uint64{0, 1, 100, 200, 1<<31 - 1, 1 << 53, 1<<53 + 1, 1<<53 - 1, 1 << 63, 1<<64 - 1, 9007199254740993}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		values = append(values, r.Uint64())
+	}
+	var b store.Batch
+	b.Message(0)
+	seen := map[uint64]bool{}
+	for _, v := range values {
+		e := kvcache.EngineHash(v)
+		if !seen[e.Score()] {
+			seen[e.Score()] = true
+			b.Store(kvcache.Device, kvcache.BlockHash(v), e)
+		}
+	}
+	applyBatch(t, s, &a, &b, store.Applied)
+	for i, v := range values {
+		if i < 11 && v != 1<<53-1 && v != 1<<64-1 && v != 1<<53 && v != 1<<63 && v != 1<<53+1 {
+			blocks, ok, err := s.Resolve(t.Context(), a, []kvcache.EngineHash{kvcache.EngineHash(v)})
+			if err != nil || !ok[0] || uint64(blocks[0]) != v && v != 9007199254740993 {
+				t.Fatalf("resolve %d: %v %v %v", v, blocks, ok, err)
+			}
+		}
+	}
+	if _, ok, err := s.Resolve(t.Context(), a, []kvcache.EngineHash{424242}); err != nil || ok[0] {
+		t.Fatalf("resolve an unknown hash: %v %v", ok, err)
+	}
+	b.Reset()
+	b.Message(1)
+	for _, v := range values {
+		b.Remove(kvcache.Device, kvcache.EngineHash(v))
+	}
+	applyBatch(t, s, &a, &b, store.Applied)
+	if r := clean(t, s); r.Blocks != 0 || r.Holders != 0 {
+		t.Fatalf("left over: %+v", r)
+	}
+}
+
+func testDump(t *testing.T, url string) {
+	s := open(t, url, func(o *store.Options) { o.Shards = 4 })
+	type line struct {
+		worker string
+		rank   int
+		tier   kvcache.StorageTier
+		block  kvcache.BlockHash
+		engine uint64
+	}
+	expect := map[line]bool{}
+	for i := range 6 {
+		name := fmt.Sprintf("w%d", i)
+		st := register(t, s, rank(name, i))
+		p := chain(uint32(i), 1200)
+		apply(t, s, &st, 0, store.Applied, func(b *store.Batch) {
+			storeAll(name, kvcache.Device, p...)(b)
+			storeAll(name, kvcache.Disk, p[:3]...)(b)
+			for k := range 600 { // one engine hash for many blocks: the steps must get past it
+				b.Store(kvcache.Host, p[k], 7)
+			}
+		})
+		for k, b := range p {
+			expect[line{name, i, "device", b, engine(name, b).Score()}] = true
+			if k < 3 {
+				expect[line{name, i, "disk", b, engine(name, b).Score()}] = true
+			}
+			if k < 600 {
+				expect[line{name, i, "host_pinned", b, 7}] = true
+			}
+		}
+	}
+	err := s.Dump(t.Context(), testPool, func(e kvcache.RouterEvent) error {
+		b := e.Event.Data.Stored.Blocks[0]
+		l := line{string(e.WorkerID), e.Event.DPRank, e.StorageTier, b.BlockHash, uint64(*b.EngineHash)}
+		if !expect[l] {
+			return fmt.Errorf("not stored, or twice in the dump: %+v", l)
+		}
+		delete(expect, l)
+		return nil
+	})
+	if err != nil || len(expect) != 0 {
+		t.Fatalf("%v; missing %d", err, len(expect))
+	}
+}
+
+func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
+	s := open(t, url)
+	a, b := register(t, s, rank("a", 0)), register(t, s, rank("b", 0))
+	p := chain(1, 100)
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
+	apply(t, s, &b, 0, store.Applied, storeAll("b", kvcache.Host, p...))
+	full := map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(100), rank("b", 0): {Host: 100, Disk: 100, Any: 100}}
+	want(t, s, p, full)
+
+	raw := client(t, url)
+	tag := "wr:1:{default:llama %7B3%7D%231#0}:" // also pins the key layout
+	ctx := t.Context()
+	for name, damage := range map[string]func() error{
+		"holder lost":     func() error { return raw.HDel(ctx, tag+"holders", p[3].String()).Err() },
+		"holder invented": func() error { return raw.HSet(ctx, tag+"holders", "00000000000000ff", "\x01").Err() },
+		"bit lost":        func() error { return raw.HSet(ctx, tag+"holders", p[0].String(), "\x20").Err() },
+		"bit too many":    func() error { return raw.HSet(ctx, tag+"holders", p[1].String(), "\x21\x07").Err() },
+		"no block hash":   func() error { return raw.HSet(ctx, tag+"holders", "nonsense", "x").Err() },
+		"slot of nobody":  func() error { return raw.HSet(ctx, tag+"slots", "9", "ghost/0").Err() },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		r, err := s.Check(ctx, testPool, false)
+		if err != nil || r.Found != 1 || len(r.Problems) != 1 || r.Repaired != 0 {
+			t.Fatalf("%s: %+v, %v", name, r, err)
+		}
+		if r, err = s.Check(ctx, testPool, true); err != nil || r.Found != 1 || r.Repaired != 1 {
+			t.Fatalf("%s: repair: %+v, %v", name, r, err)
+		}
+		clean(t, s)
+		want(t, s, p, full)
+	}
+	if _, err := s.Check(ctx, kvcache.PoolID{Model: "none"}, false); !errors.Is(err, store.ErrInvalid) {
+		t.Fatalf("check of no pool: %v", err)
+	}
+}
+
+func client(t testing.TB, url string) redis.UniversalClient {
+	t.Helper()
+	_, hosts, _ := strings.Cut(url, "://")
+	c := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: strings.Split(hosts, ","), IsClusterMode: strings.Contains(url, "cluster"), Protocol: 2})
 	t.Cleanup(func() { c.Close() })
 	return c
 }
 
-func TestUnknownPoolIsEmptyNotAnError(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url)
-		want(t, s, chain(1, 3), map[kvcache.WorkerRank]kvcache.Overlap{})
-		if _, ok, err := s.PoolConfig(t.Context(), testPool); ok || err != nil {
-			t.Fatalf("config: %v %v", ok, err)
-		}
-		st := register(t, open(t, url), rank("a", 0)) // another process makes the pool
-		p := chain(1, 3)
-		apply(t, s, &st, 0, store.Applied, storeAll("a", kvcache.Device, p...))
-		want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(3)})
-		if c, ok, err := s.PoolConfig(t.Context(), testPool); !ok || err != nil || c.BlockSize != 16 || c.Shards != 1 {
-			t.Fatalf("config: %+v %v %v", c, ok, err)
-		}
-	})
-}
-
-func TestTreeSizes(t *testing.T) {
-	onEach(t, func(t *testing.T, url string) {
-		s := open(t, url, func(o *store.Options) { o.Shards = 2 })
-		a, b := register(t, s, rank("a", 0)), register(t, s, rank("b", 1))
-		p := chain(1, 10)
-		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
-		apply(t, s, &b, 0, store.Applied, storeAll("b", kvcache.Device, p[1:]...))
-		got, _, err := s.Lookup(t.Context(), testPool, p, store.LookupOptions{TreeSizes: true})
-		if err != nil || !maps.Equal(got.TreeSizes, map[kvcache.WorkerRank]int{rank("a", 0): 10}) {
-			t.Fatalf("%+v %v", got, err)
-		}
-	})
-}
-
-// TestRandomHistories compares every lookup with the reference index.
-func TestRandomHistories(t *testing.T) {
-	for _, shards := range []int{1, 4, 16} {
-		t.Run(fmt.Sprintf("%d shards", shards), func(t *testing.T) {
-			onEach(t, func(t *testing.T, url string) {
-				steps := 1500
-				if testing.Short() {
-					steps = 300
-				}
-				randomHistory(t, open(t, url, func(o *store.Options) { o.Shards, o.SlotRest = shards, time.Millisecond }), steps, uint64(shards))
-			})
-		})
+// flush empties every node.
+func flush(t *testing.T, url string) {
+	t.Helper()
+	var err error
+	switch c := client(t, url).(type) {
+	case *redis.ClusterClient:
+		err = c.ForEachMaster(t.Context(), func(ctx context.Context, n *redis.Client) error { return n.FlushAll(ctx).Err() })
+	default:
+		err = c.FlushAll(t.Context()).Err()
 	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testUnknownPoolIsEmptyNotAnError(t *testing.T, url string) {
+	s := open(t, url)
+	want(t, s, chain(1, 3), map[kvcache.WorkerRank]kvcache.Overlap{})
+	if _, ok, err := s.PoolConfig(t.Context(), testPool); ok || err != nil {
+		t.Fatalf("config: %v %v", ok, err)
+	}
+	st := register(t, open(t, url), rank("a", 0)) // another process makes the pool
+	p := chain(1, 3)
+	apply(t, s, &st, 0, store.Applied, storeAll("a", kvcache.Device, p...))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(3)})
+	if c, ok, err := s.PoolConfig(t.Context(), testPool); !ok || err != nil || c.BlockSize != 16 || c.Shards != 1 {
+		t.Fatalf("config: %+v %v %v", c, ok, err)
+	}
+}
+
+func testTreeSizes(t *testing.T, url string) {
+	s := open(t, url, func(o *store.Options) { o.Shards = 2 })
+	a, b := register(t, s, rank("a", 0)), register(t, s, rank("b", 1))
+	p := chain(1, 10)
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
+	apply(t, s, &b, 0, store.Applied, storeAll("b", kvcache.Device, p[1:]...))
+	got, _, err := s.Lookup(t.Context(), testPool, p, store.LookupOptions{TreeSizes: true})
+	if err != nil || !maps.Equal(got.TreeSizes, map[kvcache.WorkerRank]int{rank("a", 0): 10}) {
+		t.Fatalf("%+v %v", got, err)
+	}
+}
+
+// testRandomHistory compares every lookup with the reference index.
+func testRandomHistory(t *testing.T, url string, shards int) {
+	steps := 1500
+	if testing.Short() {
+		steps = 300
+	}
+	randomHistory(t, open(t, url, func(o *store.Options) { o.Shards, o.SlotRest = shards, time.Millisecond }), steps, uint64(shards))
 }
 
 func randomHistory(t *testing.T, s *store.Store, steps int, seed uint64) {

@@ -22,6 +22,7 @@ type LookupCell struct {
 	Latency
 	RedisCPU    float64 `json:"redis_cpu_us"`           // per lookup
 	CPUPerBlock float64 `json:"redis_cpu_us_per_block"` //
+	ProcessCPU  float64 `json:"redis_process_cpu_us"`   // per lookup, of the whole server process
 	Sent        int64   `json:"bytes_sent"`             // per lookup
 	Received    int64   `json:"bytes_received"`
 	Allocs      int64   `json:"allocs"`
@@ -289,6 +290,7 @@ func (w *world) cell(ctx context.Context, blocks, callers int) ([]LookupCell, er
 				return nil, fmt.Errorf("%s: %w", l.name, err)
 			}
 			totals[i].cpu += u.cpu
+			totals[i].process += u.process
 			totals[i].sent += u.sent
 			totals[i].recvd += u.recvd
 			totals[i].allocs += u.allocs
@@ -300,7 +302,7 @@ func (w *world) cell(ctx context.Context, blocks, callers int) ([]LookupCell, er
 		cpu := float64(totals[i].cpu.Microseconds()) / float64(n)
 		out = append(out, LookupCell{
 			Workers: w.workers, Blocks: blocks, Callers: callers, Layout: l.name, Latency: latency(times[i]),
-			RedisCPU: cpu, CPUPerBlock: cpu / float64(blocks),
+			RedisCPU: cpu, CPUPerBlock: cpu / float64(blocks), ProcessCPU: float64(totals[i].process.Microseconds()) / float64(n),
 			Sent: totals[i].sent / n, Received: totals[i].recvd / n, Allocs: totals[i].allocs / n,
 		})
 	}

@@ -28,6 +28,8 @@ type Options struct {
 	URL string
 	// CellTime is how long each cell of the table is measured. Default 2 s.
 	CellTime time.Duration
+	// Quick makes a small run, which shows the form of the tables and no more.
+	Quick bool
 	// Progress is called with the share of the work done, 0 to 1, and what is being done.
 	Progress func(done float64, what string)
 }
@@ -176,14 +178,37 @@ func (r *rig) serverCPU(ctx context.Context) (all, scripts time.Duration, err er
 	return all, scripts, nil
 }
 
+// processCPU is the CPU time of the Redis process: commands, parsing, sockets, everything.
+func (r *rig) processCPU(ctx context.Context) (time.Duration, error) {
+	info, err := r.raw.Info(ctx, "cpu").Result()
+	if err != nil {
+		return 0, err
+	}
+	var sum float64
+	for _, field := range []string{"used_cpu_user:", "used_cpu_sys:"} {
+		_, v, _ := strings.Cut(info, "\n"+field)
+		v, _, _ = strings.Cut(v, "\r\n")
+		f, err := strconv.ParseFloat(v, 64)
+		if err != nil {
+			return 0, fmt.Errorf("INFO cpu: %s%q", field, v)
+		}
+		sum += f
+	}
+	return time.Duration(sum * float64(time.Second)), nil
+}
+
 // usage is what a slice of work took beside time.
 type usage struct {
-	cpu                 time.Duration
+	cpu, process        time.Duration // of commands; of the whole Redis process
 	sent, recvd, allocs int64
 }
 
 func (r *rig) measure(ctx context.Context, f func() error) (usage, error) {
 	all, scripts, err := r.serverCPU(ctx)
+	if err != nil {
+		return usage{}, err
+	}
+	process, err := r.processCPU(ctx)
 	if err != nil {
 		return usage{}, err
 	}
@@ -196,6 +221,11 @@ func (r *rig) measure(ctx context.Context, f func() error) (usage, error) {
 	u := usage{sent: r.sent.Load() - sent, recvd: r.recvd.Load() - recvd}
 	runtime.ReadMemStats(&m2)
 	u.allocs = int64(m2.Mallocs - m1.Mallocs)
+	process2, err := r.processCPU(ctx)
+	if err != nil {
+		return usage{}, err
+	}
+	u.process = process2 - process
 	all2, scripts2, err := r.serverCPU(ctx)
 	// Work is either all scripts or none.
 	if u.cpu = scripts2 - scripts; u.cpu == 0 {

@@ -11,7 +11,7 @@ import (
 // The tables themselves, small: every layout must give the workload's answer.
 func TestLookupLayoutsAgree(t *testing.T) {
 	r := storetest.Redis(t)
-	report, err := storebench.Lookup(t.Context(), storebench.Options{URL: r.URL, CellTime: 10 * time.Millisecond},
+	report, err := storebench.Lookup(t.Context(), storebench.Options{URL: r.URL, CellTime: 10 * time.Millisecond, Quick: true},
 		storebench.LookupSizes{Workers: []int{8, 20}, Blocks: []int{32, 512, 2048}, Callers: []int{1, 4}})
 	if err != nil {
 		t.Fatal(err)
@@ -28,11 +28,11 @@ func TestLookupLayoutsAgree(t *testing.T) {
 
 func TestApplyTable(t *testing.T) {
 	r := storetest.Redis(t)
-	report, err := storebench.Apply(t.Context(), storebench.Options{URL: r.URL, CellTime: time.Millisecond}, []int{1, 128})
+	report, err := storebench.Apply(t.Context(), storebench.Options{URL: r.URL, CellTime: time.Millisecond, Quick: true}, []int{1, 128})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(report.Cells) != 2*5 || report.MemoryPerBlock <= report.ZAddMemory || report.ClearWorker.Count != 50 {
+	if len(report.Cells) != 2*5 || report.MemoryPerBlock <= report.ZAddMemory || report.ClearWorker.Count != 4 {
 		t.Fatalf("%+v", report)
 	}
 	for _, c := range report.Cells {

@@ -1,5 +1,5 @@
-// Package storetest starts Redis servers for tests: miniredis in the process, and real ones on
-// free ports, which end with the test.
+// Package storetest starts Redis servers for tests: miniredis in the process, and real ones on free
+// ports, alone, as a cluster or under a sentinel. All end with the test.
 package storetest
 
 import (
@@ -43,14 +43,26 @@ type Server struct {
 	Addr string // host:port
 	URL  string
 
-	t    testing.TB
-	args []string
-	cmd  *exec.Cmd
+	t     testing.TB
+	args  []string
+	ready string // what it prints when it can be used
+	cmd   *exec.Cmd
 }
 
 // Redis starts a real redis-server without persistence; args are further settings, as on its
 // command line. It skips where there is none (see [Require]).
 func Redis(t testing.TB, args ...string) *Server {
+	t.Helper()
+	return start(t, "Ready to accept connections", func(port int) []string {
+		return append([]string{
+			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+			"--dir", t.TempDir(), "--daemonize", "no", "--loglevel", "notice",
+		}, args...)
+	})
+}
+
+// start runs redis-server on a free port.
+func start(t testing.TB, ready string, args func(port int) []string) *Server {
 	t.Helper()
 	Require(t, "redis-server", "apt-get install redis-server")
 	// Another process may take the port between the look and the start, so try a few.
@@ -61,12 +73,12 @@ func Redis(t testing.TB, args ...string) *Server {
 		}
 		port := l.Addr().(*net.TCPAddr).Port
 		l.Close()
-		s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), t: t}
+		if port > 55535 { // a cluster node also takes the port 10,000 above
+			try--
+			continue
+		}
+		s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), t: t, args: args(port), ready: ready}
 		s.URL = "redis://" + s.Addr
-		s.args = append([]string{
-			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-			"--dir", t.TempDir(), "--daemonize", "no", "--loglevel", "notice",
-		}, args...)
 		if err := s.start(); err == nil {
 			t.Cleanup(s.Stop)
 			return s
@@ -91,7 +103,7 @@ func (s *Server) start() error {
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		log.WriteString(lines.Text() + "\n")
-		if strings.Contains(lines.Text(), "Ready to accept connections") {
+		if strings.Contains(lines.Text(), s.ready) {
 			go func() { _, _ = io.Copy(io.Discard, out) }()
 			s.cmd = cmd
 			return nil
