@@ -6,6 +6,7 @@ An xpub speaks the same wire protocol as a pub and can say when a subscription h
 in:  {"op": "publish", "seq": n, "payload": hex, "topic": s?, "drop": bool?, "burn": bool?}
      drop: kept for replay but not sent live; burn: neither
      {"op": "raw", "frames": [hex, ...]}     {"op": "flood", "count": n, "size": n}
+     {"op": "bind", "endpoint": s}
      {"op": "replay", "skip": [seq...], "end": bool, "answer": bool, "first": n}
 out: {"pub": endpoint, "router": endpoint}, then {"done": op} per line in,
      {"subscribed": topic} (xpub), {"asked": start} per replay request
@@ -96,6 +97,8 @@ def main():
                 elif c["op"] == "flood":
                     for i in range(c["count"]):
                         pub.send_multipart([b"", struct.pack(">Q", i), bytes(c["size"])])
+                elif c["op"] == "bind":
+                    bind(pub, c["endpoint"])
                 elif c["op"] == "replay":
                     how.update({k: v for k, v in c.items() if k != "op"})
                 say(done=c["op"])

@@ -207,3 +207,9 @@ func wait[T any](e *Engine, c <-chan T, what string) T {
 	}
 	panic("unreachable")
 }
+
+// Rebind makes the publisher listen on another endpoint as well.
+func (e *Engine) Rebind(endpoint string) {
+	e.t.Helper()
+	e.do(map[string]any{"op": "bind", "endpoint": endpoint})
+}
