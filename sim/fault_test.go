@@ -39,6 +39,10 @@ func firstChunk(t *testing.T, res *http.Response) *bufio.Reader {
 
 func TestDisconnectCancels(t *testing.T) {
 	e := slowEngine(t, Options{})
+	r, err := e.rank(0)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i, streamed := range []bool{true, false} {
 		body := longRequest(numbers(1000*i, 9))
 		body["stream"] = streamed
@@ -53,7 +57,7 @@ func TestDisconnectCancels(t *testing.T) {
 			}
 			failed <- err
 		}()
-		eventually(t, "the request runs", func() bool { return len(e.Resident(0)) >= 3+2*i })
+		eventually(t, "the request runs", func() bool { return r.load.Load() == 1 })
 		if e.Cancelled() != int64(i) {
 			t.Fatalf("%d cancelled too early", e.Cancelled())
 		}
@@ -61,7 +65,7 @@ func TestDisconnectCancels(t *testing.T) {
 		if err := <-failed; !errors.Is(err, context.Canceled) {
 			t.Fatalf("the client got %v", err)
 		}
-		eventually(t, "the sequence is cancelled", func() bool { return e.Cancelled() == int64(i+1) })
+		eventually(t, "the sequence is cancelled", func() bool { return e.Cancelled() == int64(i+1) && r.load.Load() == 0 })
 	}
 	_, metrics, _ := call(t, "GET", e.URL()+"/metrics", nil)
 	for _, want := range []string{

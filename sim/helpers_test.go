@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -282,19 +283,18 @@ type decodedEvent struct {
 
 func decode(t *testing.T, payload []byte) decoded {
 	t.Helper()
-	var raw struct {
-		_msgpack struct{} `msgpack:",as_array"`
-		TS       float64
-		Events   []any
-		Rank     int
-	}
 	dec := msgpack.NewDecoder(bytes.NewReader(payload))
 	dec.UseLooseInterfaceDecoding(true)
-	if err := dec.Decode(&raw); err != nil {
-		t.Fatalf("payload %.200x: %v", payload, err)
+	v, err := dec.DecodeInterface()
+	batch, ok := v.([]any)
+	if err != nil || !ok || len(batch) != 3 {
+		t.Fatalf("payload %.200x: %v, %v; want an array of 3", payload, v, err)
 	}
-	d := decoded{ts: raw.TS, rank: raw.Rank}
-	for _, e := range raw.Events {
+	if _, err := dec.DecodeInterface(); !errors.Is(err, io.EOF) {
+		t.Fatalf("payload %.200x: something follows the batch", payload)
+	}
+	d := decoded{ts: batch[0].(float64), rank: int(unsigned(batch[2]))}
+	for _, e := range batch[1].([]any) {
 		d.events = append(d.events, decodeEvent(t, e))
 	}
 	return d

@@ -3,6 +3,7 @@ package sim
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -115,7 +116,7 @@ func promptForms(raw json.RawMessage) ([][]uint32, error) {
 	}
 	switch {
 	case len(raw) == 0 || string(raw) == "null":
-		return nil, fmt.Errorf("a prompt is required")
+		return nil, errors.New("a prompt is required")
 	case raw[0] == '"':
 		var s string
 		err := json.Unmarshal(raw, &s)
@@ -135,11 +136,11 @@ func promptForms(raw json.RawMessage) ([][]uint32, error) {
 		err := json.Unmarshal(raw, &prompts)
 		return prompts, err
 	case first == ']':
-		return nil, fmt.Errorf("the list is empty")
+		return nil, errors.New("the list is empty")
 	case first != 0:
 		var prompt []uint32
 		err := json.Unmarshal(raw, &prompt)
 		return [][]uint32{prompt}, err
 	}
-	return nil, fmt.Errorf("want a string, a list of strings, a list of token ids or a list of such lists")
+	return nil, errors.New("want a string, a list of strings, a list of token ids or a list of such lists")
 }
