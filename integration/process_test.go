@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -188,4 +189,17 @@ func eventually(t *testing.T, what string, condition func() bool) {
 			t.Fatalf("in vain: %s", what)
 		}
 	}
+}
+
+// awaitLine waits for a line of the log that contains all the given texts.
+func (p *process) awaitLine(texts ...string) {
+	p.t.Helper()
+	eventually(p.t, p.name+" logs "+strings.Join(texts, ", "), func() bool {
+		for _, line := range p.log() {
+			if !slices.ContainsFunc(texts, func(s string) bool { return !strings.Contains(line, s) }) {
+				return true
+			}
+		}
+		return false
+	})
 }

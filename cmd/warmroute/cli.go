@@ -39,6 +39,9 @@ type cli struct {
 	Config string     `short:"c" placeholder:"FILE" help:"YAML file whose keys are names of flags."`
 	Log    logOptions `embed:"" prefix:"log-" group:"Logging"`
 
+	Demo     demoCmd     `cmd:"" help:"Show the point of it: no Redis, no GPU, under a minute."`
+	Serve    serveCmd    `cmd:"" help:"Run indexer and frontend in one process."`
+	Indexer  indexerCmd  `cmd:"" help:"Follow the engines' KV events into Redis."`
 	Frontend frontendCmd `cmd:"" help:"Route OpenAI requests to the worker with the warmest cache."`
 	Sim      simCmd      `cmd:"" help:"Run a simulated engine."`
 	Check    checkCmd    `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
@@ -121,6 +124,7 @@ func parse(args []string, std *stdio, environ []string) (*kong.Context, *slog.Lo
 		return nil, nil, explain(err)
 	}
 	logger := c.Log.logger(std.Err)
+	cmd.Bind(&c.Log)
 	warnUnknownVariables(logger, app.Model, environ)
 	return cmd, logger, nil
 }

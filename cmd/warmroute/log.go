@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"log/slog"
 )
@@ -9,6 +10,36 @@ import (
 type logOptions struct {
 	Level  slog.Level `default:"info" placeholder:"LEVEL" help:"Least severe level that is logged: debug, info, warn or error."`
 	Format string     `default:"text" enum:"text,json" help:"How a line looks: text or json."`
+}
+
+// quiet is the logger of a command whose parts would otherwise drown its own output: errors only,
+// unless more was asked for.
+func (o logOptions) quiet(logger *slog.Logger) *slog.Logger {
+	if o.Level < slog.LevelInfo {
+		return logger
+	}
+	return slog.New(atLeast{logger.Handler(), slog.LevelError})
+}
+
+// atLeast drops records below a level.
+type atLeast struct {
+	slog.Handler
+	level slog.Level
+}
+
+// Enabled reports whether a record of the level is kept.
+func (h atLeast) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= h.level && h.Handler.Enabled(ctx, l)
+}
+
+// WithAttrs keeps the limit.
+func (h atLeast) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return atLeast{h.Handler.WithAttrs(attrs), h.level}
+}
+
+// WithGroup keeps the limit.
+func (h atLeast) WithGroup(name string) slog.Handler {
+	return atLeast{h.Handler.WithGroup(name), h.level}
 }
 
 func (o logOptions) logger(w io.Writer) *slog.Logger {

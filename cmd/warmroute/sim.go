@@ -66,9 +66,9 @@ Example: a slow one with a small cache and two ranks, in the event format of vLL
 
     warmroute sim --blocks 512 --prefill-per-token 1ms --ranks 2 --encoding array
 
-Example: crash it for three seconds
+Example: crash it for three seconds (see package sim for more faults)
 
-    curl -X POST 'http://127.0.0.1:8000/sim/restart?after=3s'`
+    curl -X POST http://127.0.0.1:8000/sim/crash -d '{"restart_after_ms": 3000}'`
 }
 
 // Run serves until ctx ends.

@@ -131,3 +131,17 @@ func (o *outcome) readStream(r io.Reader) (string, error) {
 	}
 	return "", errors.New("the stream ended without [DONE]")
 }
+
+// getJSON reads a JSON answer. Its status does not matter.
+func getJSON(ctx context.Context, url string, v any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return json.NewDecoder(resp.Body).Decode(v)
+}

@@ -6,7 +6,8 @@ import (
 	"io"
 	"math"
 	"slices"
-	"text/tabwriter"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -37,7 +38,7 @@ type Outage struct {
 	Requests   int     `json:"requests"`     // before, during and after
 	Failed     int     `json:"failed"`       // not a complete 200 answer
 	Degraded   int     `json:"degraded"`     // answered without the index
-	MaxAddedMS float64 `json:"max_added_ms"` // longest time from client to engine of a request sent while Redis was away
+	MaxAddedMS float64 `json:"max_added_ms"` // longest time that a request waited for the index while Redis was away
 	RecoveryMS float64 `json:"recovery_ms"`  // from the return of Redis until every frontend routed by the index again
 }
 
@@ -53,23 +54,30 @@ func (r Report) WriteJSON(w io.Writer) error {
 
 // WriteTable writes the report for people.
 func (r Report) WriteTable(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	row := func(format string, args ...any) { _, _ = fmt.Fprintf(t, format+"\t\n", args...) }
-	row("\tkv routing\tround robin")
-	row("requests\t%d\t%d", r.KV.Requests, r.RoundRobin.Requests)
-	row("failed\t%d\t%d", r.KV.Failed, r.RoundRobin.Failed)
-	row("block hit ratio\t%.1f %%\t%.1f %%", 100*r.KV.BlockHitRatio, 100*r.RoundRobin.BlockHitRatio)
-	row("time to first token, p50\t%.0f ms\t%.0f ms", r.KV.TTFT.P50, r.RoundRobin.TTFT.P50)
-	row("p99\t%.0f ms\t%.0f ms", r.KV.TTFT.P99, r.RoundRobin.TTFT.P99)
-	row("")
-	row("\tkv routing, Redis taken away")
-	row("requests\t%d", r.Outage.Requests)
-	row("failed\t%d", r.Outage.Failed)
-	row("routed without the index\t%d", r.Outage.Degraded)
-	row("longest way to an engine\t%.1f ms", r.Outage.MaxAddedMS)
-	row("index in use again after\t%.0f ms", r.Outage.RecoveryMS)
-	row("recovered\t%s", map[bool]string{true: "yes", false: "NO"}[r.Recovered])
-	return t.Flush()
+	var b strings.Builder
+	row := func(label string, cells ...string) {
+		fmt.Fprintf(&b, "%-28s", label)
+		for _, c := range cells {
+			fmt.Fprintf(&b, "%14s", c)
+		}
+		b.WriteByte('\n')
+	}
+	both := func(label string, cell func(Policy) string) { row(label, cell(r.KV), cell(r.RoundRobin)) }
+	row("", "kv routing", "round robin")
+	both("requests", func(p Policy) string { return strconv.Itoa(p.Requests) })
+	both("failed", func(p Policy) string { return strconv.Itoa(p.Failed) })
+	both("block hit ratio", func(p Policy) string { return fmt.Sprintf("%.1f %%", 100*p.BlockHitRatio) })
+	both("time to first token, p50", func(p Policy) string { return fmt.Sprintf("%.0f ms", p.TTFT.P50) })
+	both("                     p99", func(p Policy) string { return fmt.Sprintf("%.0f ms", p.TTFT.P99) })
+	b.WriteString("\nkv routing, Redis taken away under load and given back\n")
+	row("requests", strconv.Itoa(r.Outage.Requests))
+	row("failed", strconv.Itoa(r.Outage.Failed))
+	row("routed without the index", strconv.Itoa(r.Outage.Degraded))
+	row("longest wait for the index", fmt.Sprintf("%.1f ms", r.Outage.MaxAddedMS))
+	row("index in use again after", fmt.Sprintf("%.0f ms", r.Outage.RecoveryMS))
+	row("recovered", map[bool]string{true: "yes", false: "NO"}[r.Recovered])
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // policyOf sums up the outcomes of one run.

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/warmroute/warmroute/frontend"
+	"github.com/warmroute/warmroute/indexer"
+)
+
+// serveCmd runs indexer and frontend in one process.
+type serveCmd struct {
+	Redis    redisOptions    `embed:"" group:"Redis"`
+	Frontend frontendOptions `embed:""`
+	Indexer  indexerOptions  `embed:""`
+	Workers  workerOptions   `embed:"" group:"Workers"`
+}
+
+// Help is the long form of the command's help.
+func (serveCmd) Help() string {
+	return `Indexer and frontend in one process: all of warmroute for a small fleet. Without --redis the index
+lives in this process and is rebuilt from the engines after a restart.
+
+Example: one engine, nothing else
+
+    warmroute serve --worker id=w0,url=http://127.0.0.1:8000,model=llama,events=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657,block-size=16
+
+Example: from a file, reachable from other machines
+
+    WARMROUTE_ADMIN_TOKEN=s3cret warmroute serve --config warmroute.yaml --listen :8080
+
+Then ask it like any OpenAI server, at http://127.0.0.1:8080/v1.`
+}
+
+// Run serves until ctx ends. The frontend drains first; the indexer follows the engines until then.
+func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
+	if c.Redis.Redis == "" {
+		url, stop, err := embeddedRedis()
+		if err != nil {
+			return err
+		}
+		defer stop()
+		c.Redis.Redis = url
+		logger.Info("no --redis: the index lives in this process and ends with it")
+	}
+	metrics := newRegistry()
+	index, err := c.Redis.store(logger, metrics)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = index.Close() }()
+
+	io := c.Indexer.options(c.Workers.Worker)
+	io.Store, io.Logger, io.Registerer, io.Gatherer = index, logger, metrics, metrics
+	i, err := indexer.New(io)
+	if err != nil {
+		return setupError(err)
+	}
+	fo := c.Frontend.options(c.Redis.LookupBudget, c.Workers.Worker)
+	fo.Index, fo.Logger, fo.Registerer, fo.Gatherer = index, logger, metrics, metrics
+	f, err := frontend.New(fo)
+	if err != nil {
+		return setupError(err)
+	}
+	return runServices(ctx, logger, service{"frontend", f.Addr(), f.Run}, service{"indexer", i.Addr().String(), i.Run})
+}
