@@ -79,6 +79,7 @@ func (f *Frontend) readBody(c *gin.Context) (heldBody, error) {
 		limited.N = bodyChunk
 		n, err := b.ReadFrom(limited)
 		if err == nil && n < bodyChunk {
+			c.Set(keyBodyRead, true)
 			return heldBody{b.Bytes(), drop}, nil
 		}
 		if err == nil && !reserve(int64(b.Len())) {

@@ -72,6 +72,10 @@ type errorDetail struct {
 // fail answers with err and ends the handling of the request.
 func fail(c *gin.Context, err error) {
 	c.Abort()
+	if c.Request.ContentLength != 0 && !c.GetBool(keyBodyRead) {
+		// Else the server waits for the rest of the body before it sends the answer.
+		c.Header("Connection", "close")
+	}
 	writeError(c.Writer, err)
 }
 

@@ -17,7 +17,8 @@ import (
 
 const (
 	headerRequestID = "X-Request-Id"
-	keyIndexState   = "index_state" // of a gin.Context; for metrics
+	keyIndexState   = "index_state" // in a gin.Context: what the index contributed, for metrics
+	keyBodyRead     = "body_read"   // in a gin.Context: true once the body was read to its end
 )
 
 func (f *Frontend) routes() http.Handler {

@@ -60,6 +60,9 @@ func (t *tokenizer) tokens(ctx context.Context, target fleet.Target, body []byte
 	// The call belongs to everybody who waits for it: a client that leaves does not end it.
 	flight := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, key.Lo), key.Hi)
 	done := t.calls.DoChan(string(flight), func() (any, error) {
+		if tokens, ok := t.cache.get(key); ok {
+			return tokens, nil // a call ended between our look and our joining
+		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.timeout)
 		defer cancel()
 		tokens, pause, err := t.ask(ctx, node, body, authorization)
