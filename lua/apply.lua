@@ -16,7 +16,7 @@
 -- ARGV[6] marks    "seq:index ..." the ARGV index at which each message's operations begin
 -- ARGV[7..] runs   "s0".."s2" (store on tier), "r0".."r2" (remove) or "x0".."x2" (remove, block hash known), count of
 --                  values that follow, then the values: score, block hash for s and x; score for r.
---                  A block occurs once in a run. A wrong block hash in x is as good as none.
+--                  A block occurs once in a run. x trusts the caller's block hash where the tier holds that block.
 -- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap, 3 stale; seq is the watermark now
 -- Effects: idempotent (a repetition is a duplicate); O(blocks · log blocks of the worker)
 local stream, holders = KEYS[1], KEYS[2]
@@ -138,50 +138,112 @@ local function store(tier, from, to)
   end
 end
 
-local function remove(tier, from, to, known_blocks)
-  local key = blocks[tier + 1]
+-- Takes members off a tier's sorted set and their bit out of holders; before holds their nibble strings.
+local function clear(key, unit, members, before, m)
+  local known = {}
+  for c = 1, m, CHUNK do
+    local d = c + CHUNK - 1
+    if d > m then
+      d = m
+    end
+    local pairs_, p, dels, q = {}, 0, {}, 0
+    for k = c, d do
+      local old = before[k]
+      if old then
+        local new = known[old]
+        if new == nil then
+          local v = byte(old, at)
+          if v and floor(v / unit) % 2 == 1 then
+            new = sub(old, 1, at - 1) .. char(v - unit) .. sub(old, at + 1)
+            local n = #new
+            while n > 0 and byte(new, n) == 0 do
+              n = n - 1
+            end
+            new = sub(new, 1, n)
+          else
+            new = old
+          end
+          known[old] = new
+        end
+        if new == '' then
+          q = q + 1
+          dels[q] = members[k]
+        elseif new ~= old then
+          p = p + 2
+          pairs_[p - 1] = members[k]
+          pairs_[p] = new
+        end
+      end
+    end
+    call('ZREM', key, unpack(members, c, d))
+    if q > 0 then
+      call('HDEL', holders, unpack(dels, 1, q))
+    end
+    for e = 1, p, CHUNK do
+      local f = e + CHUNK - 1
+      if f > p then
+        f = p
+      end
+      call('HSET', holders, unpack(pairs_, e, f))
+    end
+  end
+end
+
+local function remove(tier, from, to, known)
+  local key, copied_key = blocks[tier + 1], copies[tier + 1]
   local unit = 2 ^ tier
   if high then
     unit = unit * 16
   end
-  local copied = call('EXISTS', copies[tier + 1]) == 1
-  local known = {}
+  local copied = call('EXISTS', copied_key) == 1
+  local step = known and 2 or 1
   for a = from, to, CHUNK do
     local b = a + CHUNK - 1
     if b > to then
       b = to
     end
-    -- What the engine's hashes stand for: as the caller says, where the sorted set agrees, else by score.
-    local scores, hints, n = {}, {}, 0
-    if known_blocks then
-      for k = a, b, 2 do
+    -- One copy less where there are several; else the block goes.
+    local scores, n = {}, 0
+    local hints = {}
+    for k = a, b, step do
+      local score = ARGV[k]
+      local left = copied and tonumber(call('HGET', copied_key, score) or '0') or 0
+      if left > 1 then
+        call('HINCRBY', copied_key, score, '-1')
+      elseif left == 1 then
+        call('HDEL', copied_key, score)
+      else
         n = n + 1
-        scores[n], hints[n] = ARGV[k], ARGV[k + 1]
-      end
-      known_blocks = call('ZMSCORE', key, unpack(hints, 1, n))
-    else
-      for k = a, b do
-        n = n + 1
-        scores[n] = ARGV[k]
+        scores[n] = score
+        if known then
+          hints[n] = ARGV[k + 1]
+        end
       end
     end
-    local gone, g = {}, 0
-    for k = 1, n do
-      local score = scores[k]
-      local left = copied and tonumber(call('HGET', copies[tier + 1], score) or '0') or 0
-      if left > 1 then
-        call('HINCRBY', copies[tier + 1], score, '-1')
-      elseif left == 1 then
-        call('HDEL', copies[tier + 1], score)
-      elseif known_blocks and known_blocks[k] and tonumber(known_blocks[k]) == tonumber(score) then
-        g = g + 1
-        gone[g] = hints[k]
-      else
-        local found = call('ZRANGEBYSCORE', key, score, score)
-        for f = 1, #found do
+    -- The caller's memory holds where the tier has that block; the others are looked for by score.
+    local gone, before, g = {}, {}, 0
+    local lost, l = scores, n
+    if known and n > 0 then
+      lost, l = {}, 0
+      local held = call('HMGET', holders, unpack(hints, 1, n))
+      for k = 1, n do
+        local v = held[k] and byte(held[k], at)
+        if v and floor(v / unit) % 2 == 1 then
           g = g + 1
-          gone[g] = found[f]
+          gone[g], before[g] = hints[k], held[k]
+        else
+          l = l + 1
+          lost[l] = scores[k]
         end
+      end
+    end
+    clear(key, unit, gone, before, g)
+    gone, g = {}, 0
+    for k = 1, l do
+      local found = call('ZRANGEBYSCORE', key, lost[k], lost[k])
+      for f = 1, #found do
+        g = g + 1
+        gone[g] = found[f]
       end
     end
     for c = 1, g, CHUNK do
@@ -189,47 +251,12 @@ local function remove(tier, from, to, known_blocks)
       if d > g then
         d = g
       end
-      call('ZREM', key, unpack(gone, c, d))
-      local before = call('HMGET', holders, unpack(gone, c, d))
-      local pairs_, p, dels, q = {}, 0, {}, 0
-      for k = 1, d - c + 1 do
-        local old = before[k]
-        if old then
-          local new = known[old]
-          if new == nil then
-            local v = byte(old, at)
-            if v and floor(v / unit) % 2 == 1 then
-              new = sub(old, 1, at - 1) .. char(v - unit) .. sub(old, at + 1)
-              local n = #new
-              while n > 0 and byte(new, n) == 0 do
-                n = n - 1
-              end
-              new = sub(new, 1, n)
-            else
-              new = old
-            end
-            known[old] = new
-          end
-          if new == '' then
-            q = q + 1
-            dels[q] = gone[c + k - 1]
-          elseif new ~= old then
-            p = p + 2
-            pairs_[p - 1] = gone[c + k - 1]
-            pairs_[p] = new
-          end
-        end
+      local part, m = {}, 0
+      for k = c, d do
+        m = m + 1
+        part[m] = gone[k]
       end
-      if q > 0 then
-        call('HDEL', holders, unpack(dels, 1, q))
-      end
-      for e = 1, p, CHUNK do
-        local f = e + CHUNK - 1
-        if f > p then
-          f = p
-        end
-        call('HSET', holders, unpack(pairs_, e, f))
-      end
+      clear(key, unit, part, call('HMGET', holders, unpack(part, 1, m)), m)
     end
   end
 end

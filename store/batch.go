@@ -107,8 +107,10 @@ func (b *Batch) Remove(t kvcache.Tier, e kvcache.EngineHash) {
 	b.mark(1)
 }
 
-// RemoveKnown is Remove for a caller that remembers the block hash, which is faster: the script
-// need not search. If the memory is wrong it searches all the same.
+// RemoveKnown is Remove for a caller that remembers the block hash, which is faster: the script need
+// not search. The memory is believed where the tier holds that block, even if it was stored again under
+// another engine hash meanwhile: that errs to the harmless side. Where the tier does not hold it, the
+// script searches.
 func (b *Batch) RemoveKnown(t kvcache.Tier, block kvcache.BlockHash, e kvcache.EngineHash) {
 	b.enter(knownKinds[t], e.Score())
 	b.args = append(b.args, strconv.FormatUint(e.Score(), 10), block.String())

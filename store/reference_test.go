@@ -3,11 +3,12 @@ package store_test
 import "github.com/warmroute/warmroute/kvcache"
 
 // reference is the index in plain Go: the oracle that every backend is compared with.
-type reference map[kvcache.WorkerRank]*[3]map[kvcache.EngineHash]*refBlock
+type reference map[kvcache.WorkerRank]*[3]refTier
 
-type refBlock struct {
-	block  kvcache.BlockHash
-	copies int
+// refTier is what one rank holds on one tier.
+type refTier struct {
+	blocks map[kvcache.BlockHash]kvcache.EngineHash // under the newest engine hash
+	copies map[kvcache.EngineHash]int               // further physical copies
 }
 
 func (r reference) register(w kvcache.WorkerRank) {
@@ -17,39 +18,51 @@ func (r reference) register(w kvcache.WorkerRank) {
 }
 
 func (r reference) clear(w kvcache.WorkerRank) {
-	r[w] = &[3]map[kvcache.EngineHash]*refBlock{{}, {}, {}}
+	r[w] = &[3]refTier{}
+	for t := range r[w] {
+		r[w][t] = refTier{map[kvcache.BlockHash]kvcache.EngineHash{}, map[kvcache.EngineHash]int{}}
+	}
 }
 
 func (r reference) store(w kvcache.WorkerRank, t kvcache.Tier, b kvcache.BlockHash, e kvcache.EngineHash) {
-	if have := r[w][t][e]; have != nil && have.block == b {
-		have.copies++
-		return
+	tier := r[w][t]
+	if old, held := tier.blocks[b]; held && old == e {
+		tier.copies[e] = min(tier.copies[e]+1, 64)
+	} else {
+		delete(tier.copies, old)
+		tier.blocks[b] = e
 	}
-	for other, have := range r[w][t] { // stored again under another engine hash: the newer one counts
-		if have.block == b {
-			delete(r[w][t], other)
-		}
-	}
-	r[w][t][e] = &refBlock{b, 1}
 }
 
 func (r reference) remove(w kvcache.WorkerRank, t kvcache.Tier, e kvcache.EngineHash) {
-	if have := r[w][t][e]; have != nil {
-		if have.copies--; have.copies == 0 {
-			delete(r[w][t], e)
+	tier := r[w][t]
+	if tier.copies[e] > 0 {
+		tier.copies[e]--
+		return
+	}
+	for b, under := range tier.blocks {
+		if under == e {
+			delete(tier.blocks, b)
 		}
 	}
 }
 
-func (r reference) holds(w kvcache.WorkerRank, deepest kvcache.Tier, b kvcache.BlockHash) bool {
-	for t := kvcache.Device; t <= min(deepest, kvcache.Disk); t++ {
-		for _, have := range r[w][t] {
-			if have.block == b {
-				return true
-			}
-		}
+func (r reference) removeKnown(w kvcache.WorkerRank, t kvcache.Tier, b kvcache.BlockHash, e kvcache.EngineHash) {
+	tier := r[w][t]
+	if _, held := tier.blocks[b]; held && tier.copies[e] == 0 {
+		delete(tier.blocks, b)
+		return
 	}
-	return false
+	r.remove(w, t, e)
+}
+
+func (r reference) holds(w kvcache.WorkerRank, deepest kvcache.Tier, b kvcache.BlockHash) bool {
+	held := false
+	for t := kvcache.Device; t <= min(deepest, kvcache.Disk); t++ {
+		_, here := r[w][t].blocks[b]
+		held = held || here
+	}
+	return held
 }
 
 func (r reference) lookup(prompt []kvcache.BlockHash) map[kvcache.WorkerRank]kvcache.Overlap {

@@ -684,12 +684,16 @@ func randomHistory(t *testing.T, s *store.Store, steps int, seed uint64) {
 								ref.store(w, tier, h, e)
 							}
 						} else {
-							if r.IntN(2) == 0 {
-								b.Remove(tier, e)
-							} else {
+							known := r.IntN(2) == 0
+							if known {
 								b.RemoveKnown(tier, h, e)
+							} else {
+								b.Remove(tier, e)
 							}
-							if news {
+							switch {
+							case news && known:
+								ref.removeKnown(w, tier, h, e)
+							case news:
 								ref.remove(w, tier, e)
 							}
 						}
