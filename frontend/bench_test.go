@@ -1,0 +1,66 @@
+package frontend
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/warmroute/warmroute/frontend/openai"
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+)
+
+// One decision without the network: read the body, hash 8,192 token ids, merge the index's
+// answer, choose among 64 workers and count.
+func BenchmarkDecision(b *testing.B) {
+	for _, workers := range []int{8, 64} {
+		b.Run(fmt.Sprintf("tokens=8192/workers=%d", workers), func(b *testing.B) {
+			body, ids := prompt(8192)
+			f := bare(b, workers, PolicyKV)
+			hold := map[string]int{}
+			for _, n := range f.fleet.Snapshot().Nodes() {
+				hold[n.ID] = 60
+			}
+			hold["w03"] = 400
+			f.o.Index = &scored{answer: holding(16, ids, hold)}
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				x := &exchange{tenant: f.o.Tenant}
+				var err error
+				if x.parsed, err = openai.Parse([]byte(body), openai.Completions, f.o.MaxPromptTokens); err != nil {
+					b.Fatal(err)
+				}
+				x.target, _ = f.fleet.Snapshot().Target(f.o.Tenant, x.parsed.Model)
+				err = f.overlaps(b.Context(), &x.knowledge, x.target.Pool, kvcache.HashSpec{}, x.parsed.Tokens, store.LookupOptions{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := f.choose(x); err != nil || x.chosen.Worker != "w03" {
+					b.Fatal(x.chosen, err)
+				}
+				x.finish()
+			}
+		})
+	}
+}
+
+// scored is a fakeIndex that works its answer out once.
+type scored struct {
+	answer *fakeIndex
+	fakeIndex
+	scores *kvcache.OverlapScores
+}
+
+func (s *scored) PoolConfig(ctx context.Context, p kvcache.PoolID) (store.PoolConfig, bool, error) {
+	return s.answer.PoolConfig(ctx, p)
+}
+
+func (s *scored) Lookup(ctx context.Context, p kvcache.PoolID, blocks []kvcache.BlockHash, o store.LookupOptions) (kvcache.OverlapScores, kvcache.IndexState, error) {
+	if s.scores == nil {
+		scores, state, err := s.answer.Lookup(ctx, p, blocks, o)
+		s.scores = &scores
+		return scores, state, err
+	}
+	return *s.scores, kvcache.Exact, nil
+}
