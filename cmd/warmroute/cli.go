@@ -46,6 +46,7 @@ type cli struct {
 	Sim      simCmd      `cmd:"" help:"Run a simulated engine."`
 	Check    checkCmd    `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
 	Decode   decodeCmd   `cmd:"" help:"Say what a captured event payload means."`
+	Bench    benchCmd    `cmd:"" help:"Measure the index on a Redis server."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
@@ -59,6 +60,10 @@ type stdio struct {
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
 	std := &stdio{In: in, Out: out, Err: errOut}
 	cmd, logger, err := parse(args, std, os.Environ())
+	command := "warmroute"
+	if cmd != nil && cmd.Selected() != nil {
+		command = cmd.Selected().FullPath()
+	}
 	if err == nil {
 		cmd.BindTo(ctx, (*context.Context)(nil))
 		cmd.Bind(std, logger)
@@ -69,7 +74,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	case err == nil, errors.Is(err, errHelp):
 		return exitOK
 	case errors.As(err, &usage):
-		_, _ = fmt.Fprintf(errOut, "warmroute: %v\n%s\n", err, usage.hint)
+		_, _ = fmt.Fprintf(errOut, "warmroute: %v\nRun \"%s --help\" for what it takes.\n", err, command)
 		return exitUsage
 	default:
 		_, _ = fmt.Fprintf(errOut, "warmroute: %v\n", err)
@@ -78,18 +83,13 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 }
 
 // usageError is an error in flags, variables or the configuration file.
-type usageError struct {
-	err  error
-	hint string // what to do about it
-}
+type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
 // usagef makes a usage error of a command that finds its flags contradictory.
-func usagef(format string, args ...any) error {
-	return &usageError{fmt.Errorf(format, args...), `Run "warmroute --help" for the commands and their flags.`}
-}
+func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
 // errHelp says that help was printed and nothing is left to do.
 var errHelp = errors.New("help was asked for")
@@ -108,7 +108,8 @@ func (helpFlag) BeforeReset(ctx *kong.Context) error {
 	return errHelp
 }
 
-// parse reads flags, variables and file, in this order of precedence, and makes the logger.
+// parse reads flags, variables and file, in this order of precedence, and makes the logger. With
+// an error, the context says as far as it is known which command was meant.
 func parse(args []string, std *stdio, environ []string) (*kong.Context, *slog.Logger, error) {
 	var c cli
 	app, err := newParser(&c, std)
@@ -120,8 +121,11 @@ func parse(args []string, std *stdio, environ []string) (*kong.Context, *slog.Lo
 		args = []string{"--help"}
 	}
 	cmd, err := app.Parse(args)
+	if parse := (*kong.ParseError)(nil); errors.As(err, &parse) && !errors.Is(err, errHelp) {
+		return parse.Context, nil, &usageError{parse.Unwrap()}
+	}
 	if err != nil {
-		return nil, nil, explain(err)
+		return nil, nil, err
 	}
 	logger := c.Log.logger(std.Err)
 	cmd.Bind(&c.Log)
@@ -139,17 +143,4 @@ func newParser(c *cli, std *stdio) (*kong.Kong, error) {
 		kong.DefaultEnvars(envPrefix),
 		kong.WithBeforeResolve(loadConfigFile),
 	)
-}
-
-// explain makes a usage error of a parse error, with a pointer to the right help.
-func explain(err error) error {
-	var parse *kong.ParseError
-	if !errors.As(err, &parse) || errors.Is(err, errHelp) {
-		return err
-	}
-	command := "warmroute"
-	if node := parse.Context.Selected(); node != nil {
-		command = node.FullPath()
-	}
-	return &usageError{parse.Unwrap(), fmt.Sprintf(`Run "%s --help" for what it takes.`, command)}
 }
