@@ -10,8 +10,8 @@ RUN CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o /warmroute ./cmd/warmro
 
 FROM gcr.io/distroless/static-debian12:nonroot
 COPY --from=build /warmroute /usr/local/bin/warmroute
-# 8080 OpenAI API, queries and metrics of a frontend; 9090 admin and metrics of an indexer.
-EXPOSE 8080 9090
+# 8080 OpenAI API, queries and metrics of a frontend; 9201 admin and metrics of an indexer.
+EXPOSE 8080 9201
 USER nonroot:nonroot
 ENTRYPOINT ["/usr/local/bin/warmroute"]
 CMD ["--help"]
