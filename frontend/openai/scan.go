@@ -116,6 +116,9 @@ func (s scanner) array(i, depth int, f func([]byte) error) (int, error) {
 		return i + 1, nil
 	}
 	for {
+		if f == nil {
+			i = skipIDs(b, i)
+		}
 		end, err := s.value(i, depth+1)
 		if err != nil {
 			return 0, err
@@ -246,6 +249,19 @@ func (s scanner) number(i int) (int, error) {
 func digits(b []byte, i int) int {
 	for i < len(b) && b[i] >= '0' && b[i] <= '9' {
 		i++
+	}
+	return i
+}
+
+// skipIDs goes past elements that are plain positive integers with a comma right behind them:
+// the bulk of a prompt of token ids.
+func skipIDs(b []byte, i int) int {
+	for i < len(b) && b[i] >= '1' && b[i] <= '9' {
+		j := digits(b, i+1)
+		if j >= len(b) || b[j] != ',' {
+			return i
+		}
+		i = space(b, j+1)
 	}
 	return i
 }
