@@ -94,6 +94,7 @@ func (goneError) Is(target error) bool { return target == errAgain || target == 
 // retire ends the stream's generation and continues after seq, -1 for a new engine process. Where another indexer was faster, over
 // says whether the state now, renewed being that of another generation, is as good.
 func (s *stream) retire(ctx context.Context, seq int64, over func(st store.Stream, renewed bool) bool) error {
+	gen := s.st.Generation
 	for s.st.Generation != 0 {
 		var st store.Stream
 		var o store.Outcome
@@ -107,9 +108,8 @@ func (s *stream) retire(ctx context.Context, seq int64, over func(st store.Strea
 		if st.Generation == 0 {
 			return s.reread(ctx) // which says that it is gone
 		}
-		renewed := st.Generation != s.st.Generation
 		s.saw(st)
-		if o == store.Applied || over(st, renewed) {
+		if o == store.Applied || over(st, st.Generation != gen) {
 			return nil
 		}
 		if seq >= 0 {
