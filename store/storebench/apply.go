@@ -73,22 +73,23 @@ func Apply(ctx context.Context, o Options, eventSizes []int) (ApplyReport, error
 		return report, err
 	}
 	for i, n := range eventSizes {
-		r.opts.Progress(float64(i)/float64(len(eventSizes)+2), fmt.Sprintf("%d blocks per event", n))
+		r.opts.Progress("writes", i, len(eventSizes))
 		cells, err := r.applyCells(ctx, s, n)
 		if err != nil {
 			return report, fmt.Errorf("%d blocks per event: %w", n, err)
 		}
 		report.Cells = append(report.Cells, cells...)
 	}
-	r.opts.Progress(float64(len(eventSizes))/float64(len(eventSizes)+2), "memory")
+	r.opts.Progress("writes", len(eventSizes), len(eventSizes))
+	r.opts.Progress("memory, clears", 0, 2)
 	if err := r.memory(ctx, s, &report); err != nil {
 		return report, fmt.Errorf("memory: %w", err)
 	}
-	r.opts.Progress(float64(len(eventSizes)+1)/float64(len(eventSizes)+2), "clear")
+	r.opts.Progress("memory, clears", 1, 2)
 	if err := r.clears(ctx, s, &report); err != nil {
 		return report, fmt.Errorf("clear: %w", err)
 	}
-	r.opts.Progress(1, "done")
+	r.opts.Progress("memory, clears", 2, 2)
 	return report, r.clean(ctx)
 }
 

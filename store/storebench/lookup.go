@@ -2,6 +2,7 @@ package storebench
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"strings"
@@ -69,30 +70,28 @@ func Lookup(ctx context.Context, o Options, sizes LookupSizes) (LookupReport, er
 	if report.RedisVersion, err = r.version(ctx); err != nil {
 		return report, err
 	}
-	cells := float64(len(sizes.Workers) * len(sizes.Blocks) * len(sizes.Callers))
-	done := 0.0
 	for _, workers := range sizes.Workers {
-		r.opts.Progress(done/cells, fmt.Sprintf("filling %d workers × %d blocks", workers, blocksPerWorker))
+		part, cells, done := fmt.Sprintf("%d workers", workers), len(sizes.Blocks)*len(sizes.Callers), 0
+		r.opts.Progress(part, 0, cells)
 		w, err := r.fill(ctx, workers)
 		if err != nil {
 			return report, fmt.Errorf("fill %d workers: %w", workers, err)
 		}
 		for _, blocks := range sizes.Blocks {
 			for _, callers := range sizes.Callers {
-				r.opts.Progress(done/cells, fmt.Sprintf("%d workers × %d blocks, %d callers", workers, blocks, callers))
-				done++
 				c, err := w.cell(ctx, blocks, callers)
 				if err != nil {
 					return report, fmt.Errorf("%d workers × %d blocks, %d callers: %w", workers, blocks, callers, err)
 				}
 				report.Cells = append(report.Cells, c...)
+				done++
+				r.opts.Progress(part, done, cells)
 			}
 		}
 		if err := r.clean(ctx); err != nil {
 			return report, err
 		}
 	}
-	r.opts.Progress(1, "done")
 	return report, nil
 }
 
@@ -124,8 +123,6 @@ func (r *rig) fill(ctx context.Context, workers int) (*world, error) {
 	end := common[len(common)-1]
 	deep := chain(end, 1, deepBlocks)
 	w.prompt = append(append(w.prompt, common...), deep...)
-	json := `{"tier":"gpu","ts":1767225600,"rank":0,"medium":"GPU","pod":"vllm-decode-7c9f8d6b5-x2x4q","pad":"` // to 105 bytes
-	json += strings.Repeat("x", 103-len(json)) + `"}`
 	for i := range workers {
 		blocks := append([]kvcache.BlockHash(nil), common...)
 		blocks = append(blocks, chain(end, uint64(100+i/groupSize), groupBlocks)...)
@@ -150,14 +147,31 @@ func (r *rig) fill(ctx context.Context, workers int) (*world, error) {
 			return nil, err
 		}
 		pipe := r.raw.Pipeline()
+		field := jsonHolder(i)
 		for _, h := range blocks {
-			pipe.HSet(ctx, rawPrefix+h.String(), workerName(i), json)
+			pipe.HSet(ctx, rawPrefix+h.String(), field, "")
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return nil, err
 		}
 	}
 	return w, nil
+}
+
+// holder is what a field of the hkeys layout says.
+type holder struct {
+	Pod  string `json:"podIdentifier"`
+	Tier string `json:"deviceTier"`
+	Pad  string `json:"pad"`
+}
+
+// jsonHolder is a worker's field: 105 bytes.
+func jsonHolder(worker int) string {
+	h := holder{Pod: workerName(worker), Tier: "gpu"}
+	short, _ := json.Marshal(h) // strings alone cannot fail
+	h.Pad = strings.Repeat("x", 105-len(short))
+	b, _ := json.Marshal(h)
+	return string(b)
 }
 
 type answer = map[string]int // worker -> contiguous blocks
@@ -234,9 +248,13 @@ func (w *world) hkeys(ctx context.Context, prompt []kvcache.BlockHash) (answer, 
 	out := answer{}
 	for depth, c := range cmds {
 		any := false
-		for _, worker := range c.Val() {
-			if out[worker] == depth {
-				out[worker] = depth + 1
+		for _, field := range c.Val() {
+			var h holder
+			if err := json.Unmarshal([]byte(field), &h); err != nil {
+				return nil, err
+			}
+			if out[h.Pod] == depth {
+				out[h.Pod] = depth + 1
 				any = true
 			}
 		}

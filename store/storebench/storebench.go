@@ -30,8 +30,8 @@ type Options struct {
 	CellTime time.Duration
 	// Quick makes a small run, which shows the form of the tables and no more.
 	Quick bool
-	// Progress is called with the share of the work done, 0 to 1, and what is being done.
-	Progress func(done float64, what string)
+	// Progress is called as parts of the work begin and go on.
+	Progress func(part string, done, total int)
 }
 
 // Latency is the distribution of one operation's time, in µs.
@@ -70,7 +70,7 @@ func newRig(ctx context.Context, o Options) (*rig, error) {
 		o.CellTime = 2 * time.Second
 	}
 	if o.Progress == nil {
-		o.Progress = func(float64, string) {}
+		o.Progress = func(string, int, int) {}
 	}
 	ro, err := redis.ParseURL(o.URL)
 	if err != nil {
