@@ -110,7 +110,11 @@ func TestReadmeConfigurationIsValid(t *testing.T) {
 // The command lines in the help are there to be copied.
 func TestExamplesInHelpParse(t *testing.T) {
 	examples := 0
-	for _, node := range parser(t).Model.Children {
+	_ = kong.Visit(parser(t).Model.Node, func(v kong.Visitable, next kong.Next) error {
+		node, ok := v.(*kong.Node)
+		if !ok {
+			return next(nil)
+		}
 		text := strings.ReplaceAll(node.Detail, "\\\n", " ")
 		for line := range strings.Lines(text) {
 			_, command, ok := strings.Cut(line, "warmroute ")
@@ -132,7 +136,8 @@ func TestExamplesInHelpParse(t *testing.T) {
 			}
 			examples++
 		}
-	}
+		return next(nil)
+	})
 	if examples < 10 {
 		t.Errorf("only %d examples found", examples)
 	}

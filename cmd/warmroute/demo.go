@@ -14,7 +14,7 @@ import (
 
 // demoCmd shows the point of it all on one machine.
 type demoCmd struct {
-	Redis string `placeholder:"URL" help:"Redis to use; its other content is left alone (default: one inside this process)."`
+	Redis string `placeholder:"URL" help:"Redis to use; its other content is left alone (default: one inside this process)." env:"-"`
 	JSON  bool   `help:"Print the result as one JSON object." env:"-"`
 }
 
