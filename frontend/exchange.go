@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -102,7 +103,6 @@ type exchange struct {
 	tried    []string // workers that could not be reached
 	chosen   *candidate
 	lease    *lease
-	gone     <-chan struct{} // closed when the client left
 	response *http.ResponseController
 }
 
@@ -161,7 +161,9 @@ func (f *Frontend) maxTokens(t fleet.Target) int {
 func (f *Frontend) learn(c *gin.Context, x *exchange, e openai.Endpoint) error {
 	x.blockSize = f.o.BlockSize
 	x.state = kvcache.Bypassed
-	x.guess = len(x.body.bytes) / (4 * x.blockSize)
+	if e != openai.Plain {
+		x.guess = len(x.body.bytes) / (4 * x.blockSize)
+	}
 	limit := f.maxTokens(x.target)
 	if len(x.parsed.Tokens) > limit {
 		return openai.TooLong(len(x.parsed.Tokens), limit)
@@ -169,7 +171,7 @@ func (f *Frontend) learn(c *gin.Context, x *exchange, e openai.Endpoint) error {
 	x.tokens = len(x.parsed.Tokens)
 	x.blocks = x.tokens / x.blockSize
 	switch {
-	case e == openai.Plain || c.GetHeader(headerRouting) == "off" || f.o.Policy != PolicyKV:
+	case e == openai.Plain || strings.EqualFold(c.GetHeader(headerRouting), "off") || f.o.Policy != PolicyKV:
 		return nil
 	case f.o.Index == nil:
 		f.fellBack(&x.knowledge, reasonDisabled)

@@ -45,7 +45,7 @@ func TestDrainLetsStreamsFinish(t *testing.T) {
 	e.serve = streamUntil(end)
 	f := start(t, Options{
 		Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()},
-		DrainDelay: 300 * time.Millisecond, DrainLimit: time.Minute,
+		DrainDelay: 1500 * time.Millisecond, DrainLimit: time.Minute,
 	})
 	res := streaming(t, f)
 	f.stop()

@@ -42,7 +42,7 @@ func (f *Frontend) newProxy() *httputil.ReverseProxy {
 		Transport:     roundTripper(f.roundTrip),
 		FlushInterval: -1, // every chunk at once
 		Rewrite: func(r *httputil.ProxyRequest) {
-			for _, h := range []string{headerWorker, headerRank, headerSession, headerRouting, headerDataParallel, "Expect"} {
+			for _, h := range []string{headerWorker, headerRank, headerSession, headerRouting, headerDataParallel, "Expect", "Upgrade", "Connection"} {
 				r.Out.Header.Del(h)
 			}
 			if f.o.Token != "" {
@@ -185,7 +185,7 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 
 func (f *Frontend) workerFailed(x *exchange, reason string, err error) {
 	f.metrics.upstreamError.WithLabelValues(reason).Inc()
-	f.o.Logger.Warn("worker failed a request", "worker", x.chosen.Worker, "reason", reason, "error", err)
+	f.o.Logger.Debug("worker failed a request", "worker", x.chosen.Worker, "reason", reason, "error", err)
 }
 
 // outgoing is the request for the worker chosen, with the client's body unchanged.

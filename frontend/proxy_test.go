@@ -30,7 +30,7 @@ func TestBodyAndHeadersPassUnchanged(t *testing.T) {
 	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}})
 	odd := "{ \"model\" :\"llama\",\n\t\"prompt\":\"a\\u0041é\", \"x\":1e400, \"model\":\"llama\"}\n"
 	res, body := f.post(completions, odd, "X-Request-Id", "abc", "Authorization", "Bearer k", "X-Forwarded-For", "6.6.6.6",
-		"traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "User-Agent", "odd/1", "Content-Type", "application/json")
+		"traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "User-Agent", "odd/1", "Content-Type", "application/json", "Connection", "Upgrade", "Upgrade", "websocket")
 	if res.StatusCode != http.StatusTeapot || body != `{"usage":{}}` {
 		t.Errorf("%d %s", res.StatusCode, body)
 	}
@@ -46,7 +46,7 @@ func TestBodyAndHeadersPassUnchanged(t *testing.T) {
 	sent := e.requests[0].Header
 	for h, want := range map[string]string{
 		"X-Request-Id": "abc", "Authorization": "Bearer k", "X-Forwarded-For": "127.0.0.1", "User-Agent": "odd/1",
-		"Traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Accept-Encoding": "",
+		"Traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Accept-Encoding": "", "Upgrade": "", "Connection": "",
 	} {
 		if got := sent.Get(h); got != want {
 			t.Errorf("the worker got %s %q, want %q", h, got, want)
@@ -167,7 +167,7 @@ func TestStreamThatStandsStillIsBroken(t *testing.T) {
 		<-r.Context().Done()
 		close(ended)
 	}
-	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}, IdleChunkTimeout: 50 * time.Millisecond})
+	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}, IdleChunkTimeout: 300 * time.Millisecond})
 	res, err := client.Do(f.request(t.Context(), completions, streamBody))
 	if err != nil {
 		t.Fatal(err)
@@ -195,7 +195,7 @@ func TestClientThatDoesNotReadIsDropped(t *testing.T) {
 			}
 		}
 	}
-	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}, IdleChunkTimeout: 50 * time.Millisecond})
+	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}, IdleChunkTimeout: 300 * time.Millisecond})
 	conn, err := net.Dial("tcp", f.Addr())
 	if err != nil {
 		t.Fatal(err)
@@ -338,25 +338,26 @@ func TestRetriesAreBounded(t *testing.T) {
 // What a worker may have accepted is not given to a second one.
 func TestAcceptedRequestIsNotRepeated(t *testing.T) {
 	for name, test := range map[string]struct {
-		serve  func(w http.ResponseWriter, r *http.Request, body []byte)
-		status int
-		code   string
-		reason string
+		serve   func(w http.ResponseWriter, r *http.Request, body []byte)
+		timeout time.Duration
+		status  int
+		code    string
+		reason  string
 	}{
-		"no header in time": {func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }, 504, "upstream_timeout", failHeader},
-		"reset":             {func(w http.ResponseWriter, _ *http.Request, _ []byte) { abort(w) }, 502, "upstream_error", failBroken},
+		"no header in time": {func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }, 500 * time.Millisecond, 504, "upstream_timeout", failHeader},
+		"reset":             {func(w http.ResponseWriter, _ *http.Request, _ []byte) { abort(w) }, time.Minute, 502, "upstream_error", failBroken},
 		"not HTTP": {func(w http.ResponseWriter, _ *http.Request, _ []byte) {
 			conn, _, _ := w.(http.Hijacker).Hijack()
 			_, _ = io.WriteString(conn, "hello\r\n\r\n")
 			conn.Close()
-		}, 502, "upstream_error", failBroken},
+		}, time.Minute, 502, "upstream_error", failBroken},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e1, e2 := newEngine(t, "w1"), newEngine(t, "w2")
 			e1.serve, e2.serve = test.serve, test.serve
 			f := start(t, Options{
 				Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e1.worker(), e2.worker()},
-				ResponseHeaderTimeout: 50 * time.Millisecond,
+				ResponseHeaderTimeout: test.timeout,
 			})
 			f.transport.CloseIdleConnections() // those of the polls: each request gets a fresh one
 			res, text := f.post(completions, streamBody)
