@@ -36,19 +36,12 @@ func (s *Store) Lookup(ctx context.Context, id kvcache.PoolID, blocks []kvcache.
 
 	scores := kvcache.OverlapScores{Scores: map[kvcache.WorkerRank]kvcache.Overlap{}}
 	p := s.pool(id)
-	k := p.config.Load()
+	k, err := p.find(ctx, bounded)
+	if err != nil {
+		return scores, kvcache.Degraded, err
+	}
 	if k == nil {
-		err := p.link.check()
-		if err == nil {
-			k, err = p.load(bounded, s.read)
-			err = p.link.report(ctx, classify(context.WithoutCancel(ctx), err))
-		}
-		if err != nil {
-			return scores, kvcache.Degraded, err
-		}
-		if k == nil {
-			return scores, kvcache.Exact, nil
-		}
+		return scores, kvcache.Exact, nil
 	}
 
 	fields := hexFields(blocks)

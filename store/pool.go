@@ -149,16 +149,28 @@ func (s *Store) Pools(ctx context.Context) ([]kvcache.PoolID, error) {
 	return out, nil
 }
 
-// PoolConfig reads a pool's configuration. It is kept once known; ok is false for a pool that
-// does not exist.
+// PoolConfig is a pool's configuration; ok is false for a pool that does not exist. It is on the way of a
+// request: kept once known, else read within the lookup budget, and not at all while the link is down.
 func (s *Store) PoolConfig(ctx context.Context, id kvcache.PoolID) (c PoolConfig, ok bool, err error) {
-	bounded, cancel := s.bound(ctx)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.LookupBudget)
 	defer cancel()
-	k, err := s.pool(id).load(bounded, s.write)
+	k, err := s.pool(id).find(ctx, bounded)
 	if err != nil || k == nil {
-		return PoolConfig{}, false, classify(ctx, err)
+		return PoolConfig{}, false, err
 	}
 	return k.PoolConfig, true, nil
+}
+
+// find is load on the way of a request: through the link, and classified.
+func (p *pool) find(caller, bounded context.Context) (*knownPool, error) {
+	if k := p.config.Load(); k != nil {
+		return k, nil
+	}
+	if err := p.link.check(); err != nil {
+		return nil, err
+	}
+	k, err := p.load(bounded, p.store.read)
+	return k, p.link.report(caller, classify(context.WithoutCancel(caller), err))
 }
 
 // place finds or makes a worker's shard.
