@@ -167,7 +167,7 @@ func (s *stream) takeOne(ctx context.Context, e *kvcache.RouterEvent) error {
 		s.ix.metrics.event(kind, resultDuplicate, 1)
 		return nil
 	case ahead:
-		if err := s.close(ctx, seq); err != nil {
+		if err := s.closeGap(ctx, seq); err != nil {
 			return err
 		}
 		if s.cur.place(seq) != inOrder {

@@ -36,6 +36,7 @@ func (t target) pool(c *gin.Context) (kvcache.PoolID, bool) {
 	return poolID(t.Tenant, model), true
 }
 
+// postRegister follows a worker rank. Equal content again changes nothing; a moved engine is followed to its new place.
 func (ix *Indexer) postRegister(c *gin.Context) {
 	var req struct {
 		target
@@ -47,6 +48,7 @@ func (ix *Indexer) postRegister(c *gin.Context) {
 		BlockSize      int    `json:"block_size"`
 		Rank           int    `json:"dp_rank"`
 		Salt           string `json:"additionalsalt"`
+		Topic          string `json:"topic"` // ours: the subscription prefix
 	}
 	if !body(c, &req) {
 		return
@@ -59,7 +61,7 @@ func (ix *Indexer) postRegister(c *gin.Context) {
 		id: store.StreamID{Pool: pool, WorkerRank: kvcache.WorkerRank{Worker: string(req.Instance), Rank: req.Rank}},
 		reg: store.Registration{
 			BlockSize: req.BlockSize, URL: req.URL, Endpoint: req.Endpoint, ReplayEndpoint: req.ReplayEndpoint,
-			Engine: req.Type, LoRA: req.LoRA, Salt: req.Salt,
+			Engine: req.Type, Topic: req.Topic, LoRA: req.LoRA, Salt: req.Salt,
 		},
 	}
 	if err := p.check(); err != nil {
@@ -98,6 +100,8 @@ func (ix *Indexer) enroll(ctx context.Context, p *publisher) (status int, st sto
 	return http.StatusCreated, st, err
 }
 
+// postUnregister ends streams at once. Another indexer that follows the same worker does not hear of it and would register
+// the worker again with its next event: each indexer has to be told.
 func (ix *Indexer) postUnregister(c *gin.Context) {
 	var req struct {
 		target

@@ -322,9 +322,7 @@ func TestEventsWithoutRedis(t *testing.T) {
 		t.Fatalf("again: %d %v", code, v)
 	}
 	wantHeld(t, st, testPool, gpu("w/0", 1, 3)...)
-	if v := workerStatus(t, ix, "w", 0); v.Resets != 0 || v.Gaps != 0 {
-		t.Errorf("status %+v", v)
-	}
+	wantStatus(t, ix, "w", func(v Status) bool { return v.Resets == 0 && v.Gaps == 0 })
 }
 
 func TestViews(t *testing.T) {
@@ -337,6 +335,7 @@ func TestViews(t *testing.T) {
 	e.Subscribed()
 	e.Publish("", 0, payload(stored(nil, 1), stored(nil, 2)))
 	wantHeld(t, st, testPool, gpu("w/0", 1, 2)...)
+	wantStatus(t, ix, "w", func(v Status) bool { return v.Watermark == 0 })
 
 	resp, err := http.Get("http://" + ix.Addr().String() + "/dump?model=m")
 	if err != nil {

@@ -142,12 +142,12 @@ func (s *stream) flush(ctx context.Context) error {
 		}
 		switch o {
 		case store.Applied:
-			s.applied(seq)
 			s.countPending(resultApplied)
+			s.applied(seq)
 			s.drop()
 		case store.Duplicate:
-			s.applied(seq)
 			s.countPending(resultDuplicate)
+			s.applied(seq)
 			s.drop()
 		case store.Gap:
 			s.st.Seq = seq

@@ -49,7 +49,7 @@ func (s *stream) live(ctx context.Context, m message) error {
 		v = s.cur.place(m.seq)
 	}
 	if v == ahead {
-		if err := s.close(ctx, m.seq); err != nil {
+		if err := s.closeGap(ctx, m.seq); err != nil {
 			return err
 		}
 		v = s.cur.place(m.seq)
@@ -74,16 +74,15 @@ func (s *stream) restarted(ctx context.Context, old int64) error {
 	return nil
 }
 
-// close deals with the messages missing before seq: another indexer may have applied them, the engine may replay them, else
+// closeGap deals with the messages missing before seq: another indexer may have applied them, the engine may replay them, else
 // what they may have removed leaves the index.
-func (s *stream) close(ctx context.Context, seq int64) error {
+func (s *stream) closeGap(ctx context.Context, seq int64) error {
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
 	if s.cold() {
 		return s.skipTo(ctx, seq-1) // nothing is known of this engine, so nothing can be wrong
 	}
-	s.gap(gapLive)
 	if err := s.reread(ctx); err != nil {
 		return err
 	}
@@ -91,10 +90,12 @@ func (s *stream) close(ctx context.Context, seq int64) error {
 		s.tr.orphans.clear() // whatever was removed meanwhile
 		s.cur.done = s.st.Seq
 	}
-	if s.cur.place(seq) == ahead && s.canReplay() {
-		if err := s.refill(ctx, replayGap); err != nil {
-			return err
-		}
+	if s.cur.place(seq) != ahead {
+		return nil
+	}
+	s.gap(gapLive)
+	if err := s.refill(ctx, replayGap); err != nil {
+		return err
 	}
 	if s.cur.place(seq) != ahead {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/warmroute/warmroute/indexer/wire"
 	"github.com/warmroute/warmroute/indexer/zmtp/zmtptest"
@@ -47,9 +48,7 @@ func TestPublisherRestarts(t *testing.T) {
 			again.Publish("kv", 0, payload(stored(nil, 7)))
 			again.Publish("kv", 1, payload(stored(below(7), 8)))
 			wantHeld(t, st, testPool, gpu("w/0", 7, 8)...)
-			if v := workerStatus(t, ix, "w", 0); v.Resets != 1 || v.Gaps != 0 || !v.Trusted || v.Watermark != 1 {
-				t.Errorf("status %+v", v)
-			}
+			wantStatus(t, ix, "w", func(v Status) bool { return v.Resets == 1 && v.Gaps == 0 && v.Trusted && v.Watermark == 1 })
 			wantClean(t, st, testPool)
 		})
 	}
@@ -77,9 +76,7 @@ func TestHiddenRestart(t *testing.T) {
 			}
 			again.Rebind(port)
 			wantHeld(t, st, testPool, gpu("w/0", 10, 11, 12, 13)...)
-			if v := workerStatus(t, ix, "w", 0); v.Resets != 1 || v.Gaps != 0 {
-				t.Errorf("status %+v", v)
-			}
+			wantStatus(t, ix, "w", func(v Status) bool { return v.Resets == 1 && v.Gaps == 0 })
 		})
 	}
 }
@@ -105,9 +102,7 @@ func TestReplayFillsGaps(t *testing.T) {
 			if from := e.Asked(); from != 2 {
 				t.Errorf("the gap's replay began at %d, want 2", from)
 			}
-			if v := workerStatus(t, ix, "w", 0); v.Gaps != 1 || v.Resets != 0 {
-				t.Errorf("status %+v", v)
-			}
+			wantStatus(t, ix, "w", func(v Status) bool { return v.Gaps == 1 && v.Resets == 0 })
 			wantClean(t, st, testPool)
 		})
 	}
@@ -126,6 +121,7 @@ func TestReplayCannotFill(t *testing.T) {
 			st := newStore(t)
 			e := zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"})
 			ix := newIndexer(t, Options{Store: st, Workers: []Worker{worker("w", e)}})
+			ix.timing.replaySilence = 300 * time.Millisecond
 			start(t, ix)
 			e.Subscribed()
 			e.Asked()
@@ -150,9 +146,7 @@ func TestReplayCannotFill(t *testing.T) {
 					t.Errorf("block %s is credited after a gap: %q", h, got)
 				}
 			}
-			if v := workerStatus(t, ix, "w", 0); v.Resets != 1 {
-				t.Errorf("status %+v", v)
-			}
+			wantStatus(t, ix, "w", func(v Status) bool { return v.Resets == 1 })
 			wantClean(t, st, testPool)
 		})
 	}
@@ -203,9 +197,7 @@ func TestBlockSizeFromEvents(t *testing.T) {
 	e.Publish("kv", 0, payload(removed(9)))
 	e.Publish("kv", 1, payload(stored(nil, 1)))
 	wantHeld(t, st, testPool, gpu("w/0", 1)...)
-	if v := workerStatus(t, ix, "w", 0); v.BlockSize != 4 || !v.Registered || v.Resets != 0 || v.Gaps != 0 {
-		t.Errorf("status %+v", v)
-	}
+	wantStatus(t, ix, "w", func(v Status) bool { return v.BlockSize == 4 && v.Registered && v.Resets == 0 && v.Gaps == 0 })
 }
 
 // A clear of one rank clears the worker, and nobody else; or that rank alone where told so.

@@ -39,7 +39,7 @@ func openStore(t *testing.T, url string) *store.Store {
 // quick shortens the waits that are not what a test is about.
 var quick = timing{
 	joinDelay: 50 * time.Millisecond, redial: 5 * time.Millisecond, retry: 5 * time.Millisecond,
-	replaySilence: 300 * time.Millisecond, replayHold: time.Minute,
+	replaySilence: 5 * time.Second, replayHold: time.Minute,
 }
 
 // newIndexer makes an indexer with short waits; it is not running.
@@ -216,4 +216,15 @@ func workerStatus(t *testing.T, ix *Indexer, worker string, rank int) Status {
 		}
 	}
 	return Status{}
+}
+
+// wantStatus waits until a stream's status is as wanted: it follows the index by a moment.
+func wantStatus(t *testing.T, ix *Indexer, worker string, ok func(Status) bool) {
+	t.Helper()
+	eventually(t, func() string {
+		if v := workerStatus(t, ix, worker, 0); !ok(v) {
+			return fmt.Sprintf("status %+v", v)
+		}
+		return ""
+	})
 }

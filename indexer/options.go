@@ -67,7 +67,7 @@ type Options struct {
 	// BatchAge is how long a message may wait for others under load. An idle stream does not wait. Default 5 ms.
 	BatchAge time.Duration
 	// BufferMessages and BufferBytes bound what one stream keeps while Redis is slow or away. Default 20,000 messages
-	// and 64 MiB.
+	// and 16 MiB.
 	BufferMessages, BufferBytes int
 	// ReplayBytes bounds the memory of one replay; a longer one is applied in parts. Default 128 MiB.
 	ReplayBytes int
@@ -114,7 +114,7 @@ func (o Options) withDefaults() (Options, error) {
 	setDefault(&o.BatchOps, 1024)
 	setDefault(&o.BatchAge, 5*time.Millisecond)
 	setDefault(&o.BufferMessages, 20_000)
-	setDefault(&o.BufferBytes, 64<<20)
+	setDefault(&o.BufferBytes, 16<<20)
 	setDefault(&o.ReplayBytes, 128<<20)
 	setDefault(&o.Replays, 8)
 	setDefault(&o.Remember, 16_384)
@@ -150,6 +150,9 @@ func (o Options) checkListen() error {
 	}
 	return fmt.Errorf("indexer: %q can be reached from other machines: set a token, listen on loopback, or allow insecure access explicitly", o.Listen)
 }
+
+// maxBlockSize is the most tokens that a block can have.
+const maxBlockSize = 1 << 20
 
 // publisher is what one stream follows.
 type publisher struct {
@@ -221,8 +224,8 @@ func (p *publisher) check() error {
 	default:
 		return fmt.Errorf("engine %q: want vLLM, SGLang or TRTLLM", p.reg.Engine)
 	}
-	if p.reg.BlockSize < 0 || p.reg.BlockSize > 1<<20 {
-		return fmt.Errorf("block size %d: want 1 to %d", p.reg.BlockSize, 1<<20)
+	if p.reg.BlockSize < 0 || p.reg.BlockSize > maxBlockSize {
+		return fmt.Errorf("block size %d: want 1 to %d", p.reg.BlockSize, maxBlockSize)
 	}
 	for _, e := range []string{p.reg.Endpoint, p.reg.ReplayEndpoint} {
 		if e == "" {

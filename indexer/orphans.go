@@ -54,6 +54,7 @@ func (o *orphans) add(c *orphan) {
 		}
 		o.drop(oldest)
 	}
+	c.hashes = slices.Clone(c.hashes) // they were part of a whole batch's memory
 	c.gone = make([]bool, len(c.hashes))
 	c.place = o.order.PushBack(c)
 	o.blocks += len(c.hashes)

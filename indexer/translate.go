@@ -65,7 +65,7 @@ func (t *translator) forget() {
 // blockSize is the size that a batch speaks of, 0 where it does not.
 func (t *translator) blockSize(b *wire.Batch) int {
 	for i := range b.Events {
-		if e := &b.Events[i]; e.Kind == wire.Stored && e.Dense && e.Local() && e.PrefixIndexable() {
+		if e := &b.Events[i]; e.Kind == wire.Stored && e.Dense && e.Local() && e.PrefixIndexable() && e.BlockSize <= maxBlockSize {
 			return e.BlockSize
 		}
 	}
