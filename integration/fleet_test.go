@@ -38,6 +38,7 @@ func (e *engine) spec() string {
 // state is what the engine says about itself: /sim/state.
 type state struct {
 	Cancelled int64
+	StartedMS int64 `json:"started_ms"`
 	Ranks     []struct {
 		LastSeq  int64 `json:"last_seq"`
 		Resident int   `json:"resident_blocks"`
