@@ -67,7 +67,7 @@ func runPolicy(ctx context.Context, o Options, name, part, policy string) (p Pol
 	if err != nil {
 		return p, err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
+	defer func() { err = errors.Join(err, s.close(ctx)) }()
 	c := newClient(s)
 	defer c.http.CloseIdleConnections()
 	done := 0
@@ -89,7 +89,7 @@ func runOutage(ctx context.Context, o Options) (out Outage, recovered bool, err 
 	}
 	defer func() {
 		way.setCut(false)
-		err = errors.Join(err, s.close())
+		err = errors.Join(err, s.close(ctx))
 	}()
 	c := newClient(s)
 	defer c.http.CloseIdleConnections()

@@ -60,11 +60,14 @@ func newStage(ctx context.Context, o Options, name, policy string, way *cable) (
 	s = &stage{pool: kvcache.PoolID{Tenant: kvcache.DefaultTenant, Model: model}, group: group, cancel: cancel}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.close())
+			err = errors.Join(err, s.close(ctx))
 		}
 	}()
 
 	if s.store, err = s.newStore(o, nil); err != nil {
+		return s, err
+	}
+	if _, err := s.store.Pools(ctx); err != nil { // the parts would start without, but there would be little to see
 		return s, err
 	}
 	var followed []indexer.Worker
@@ -163,11 +166,11 @@ func (s *stage) caughtUp(ctx context.Context) error {
 }
 
 // close ends everything and takes what the stage wrote out of Redis.
-func (s *stage) close() error {
+func (s *stage) close(ctx context.Context) error {
 	s.cancel()
 	err := s.group.Wait()
-	if s.store != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	if len(s.frontends) > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		err = errors.Join(err, s.clear(ctx))
 	}
