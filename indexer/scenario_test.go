@@ -9,8 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/warmroute/warmroute/indexer/wire"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
+	"github.com/warmroute/warmroute/store/storetest"
 )
 
 // offline is a stream without sockets, registered in a store of its own, that a test feeds by hand.
@@ -90,8 +92,7 @@ func TestScenarios(t *testing.T) {
 		t.Fatal("no scenarios")
 	}
 	for _, sc := range scenarios {
-		t.Run(sc.Name, func(t *testing.T) {
-			st := newStore(t)
+		onBoth(t, sc.Name, func(t *testing.T, st *store.Store) {
 			s := offline(t, st, 4)
 			actions := []string{}
 			for i, f := range sc.Frames {
@@ -125,6 +126,91 @@ func TestScenarios(t *testing.T) {
 			wantClean(t, st, testPool)
 		})
 	}
+}
+
+// onBoth runs a test on miniredis and on a real server.
+func onBoth(t *testing.T, name string, f func(*testing.T, *store.Store)) {
+	t.Run(name+"/miniredis", func(t *testing.T) { f(t, newStore(t)) })
+	t.Run(name+"/redis", func(t *testing.T) { f(t, openStore(t, storetest.Redis(t).URL)) })
+}
+
+// Every event vector, good or bad, one after the other through one stream: nothing but those that say so is lost, and the
+// index stays consistent.
+func TestEventVectors(t *testing.T) {
+	b, err := os.ReadFile("wire/testdata/kv-event-vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vectors []struct {
+		Name    string
+		Payload string `json:"payload_hex"`
+	}
+	if err := json.Unmarshal(b, &vectors); err != nil || len(vectors) == 0 {
+		t.Fatal(err, len(vectors))
+	}
+	onBoth(t, "all", func(t *testing.T, st *store.Store) {
+		s := offline(t, st, 16)
+		for i, v := range vectors {
+			p, err := hex.DecodeString(v.Payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.say(t, int64(i), p)
+			if s.st.Seq != int64(i) {
+				t.Fatalf("%s: the watermark is %d, want %d", v.Name, s.st.Seq, i)
+			}
+		}
+		s.say(t, int64(len(vectors)), payload(cleared))
+		if got := held(t, st, testPool); len(got) != 0 {
+			t.Errorf("after a clear the index holds %q", got)
+		}
+		wantClean(t, st, testPool)
+	})
+}
+
+// FuzzTranslate: whatever a publisher sends, nothing panics, what is remembered stays within its bounds, and every operation
+// comes from a hash that the payload had room for.
+func FuzzTranslate(f *testing.F) {
+	b, err := os.ReadFile("wire/testdata/kv-event-vectors.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	var vectors []struct {
+		Payload string `json:"payload_hex"`
+	}
+	if err := json.Unmarshal(b, &vectors); err != nil {
+		f.Fatal(err)
+	}
+	for _, v := range vectors {
+		p, err := hex.DecodeString(v.Payload)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(p, uint8(4))
+	}
+	f.Add(payload(stored(below(9), 1), removed(1), stored(nil, 8, 9), cleared, stored(below(9), 2)), uint8(4))
+	f.Fuzz(func(t *testing.T, p []byte, size uint8) {
+		batch, err := wire.Decode(p)
+		if err != nil {
+			return
+		}
+		tr := testTranslator(t, store.Registration{})
+		tr.size = int(size)
+		for range 2 {
+			for _, h := range tr.needs(&batch) {
+				if h%2 == 0 {
+					tr.learn(h, kvcache.BlockHash(h))
+				}
+			}
+			tr.message(&batch)
+			if len(tr.ops) > 2*len(p) {
+				t.Fatalf("%d operations out of %d bytes", len(tr.ops), len(p))
+			}
+			if o := tr.orphans; o.blocks > o.limit || len(tr.known.young)+len(tr.known.old) > tr.known.limit || len(tr.groups) > maxGroups {
+				t.Fatalf("%d orphans, %d+%d known, %d groups", o.blocks, len(tr.known.young), len(tr.known.old), len(tr.groups))
+			}
+		}
+	})
 }
 
 // The rest of the sequence machine, in the same terms.

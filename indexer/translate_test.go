@@ -13,7 +13,7 @@ import (
 	"github.com/warmroute/warmroute/store"
 )
 
-func testTranslator(t *testing.T, reg store.Registration) *translator {
+func testTranslator(t testing.TB, reg store.Registration) *translator {
 	t.Helper()
 	reg.BlockSize = 4
 	o, err := Options{Store: &store.Store{}, Remember: 1000, Orphans: 100}.withDefaults()
