@@ -210,6 +210,13 @@ func (p *probeScript) answer(err error) {
 	p.err = err
 }
 
+// at is when the n-th probe came.
+func (p *probeScript) at(n int) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.times[n]
+}
+
 func (p *probeScript) count() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -252,7 +259,7 @@ func TestLinkGoesDownAndComesBack(t *testing.T) {
 		if pauseMean := 16 * time.Minute / time.Duration(n); pauseMean < 200*time.Millisecond || pauseMean > 800*time.Millisecond {
 			t.Fatalf("%d probes in 16 minutes", n)
 		}
-		if first := p.times[0].Sub(down); first > 50*time.Millisecond {
+		if first := p.at(0).Sub(down); first > 50*time.Millisecond {
 			t.Fatalf("first probe after %v", first)
 		}
 		p.answer(nil)
@@ -292,7 +299,7 @@ func TestLinkBackoffResetsOnlyWhenStable(t *testing.T) {
 			start, n := time.Now(), p.count()
 			_ = l.report(t.Context(), errAway)
 			time.Sleep(time.Second)
-			waited += p.times[n].Sub(start)
+			waited += p.at(n).Sub(start)
 		}
 		if mean := waited / 40; mean < 200*time.Millisecond {
 			t.Fatalf("a flapping link is probed after %v on average", mean)
@@ -305,7 +312,7 @@ func TestLinkBackoffResetsOnlyWhenStable(t *testing.T) {
 		if p.count() == before {
 			t.Fatal("no probe")
 		}
-		if d := p.times[before].Sub(start); d > 50*time.Millisecond {
+		if d := p.at(before).Sub(start); d > 50*time.Millisecond {
 			t.Fatalf("first probe after a stable time came after %v", d)
 		}
 	})

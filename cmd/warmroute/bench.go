@@ -30,7 +30,7 @@ Exit codes: 0 measured; 1 failed, or two layouts gave different answers.`
 
 // benchOptions are those of every benchmark.
 type benchOptions struct {
-	Redis    string        `placeholder:"URL" required:"" help:"Redis server to measure: redis://host:port."`
+	Redis    string        `placeholder:"URL" required:"" help:"Redis server to measure: redis://host:port." env:"-"`
 	JSON     bool          `help:"Print one JSON object." env:"-"`
 	CellTime time.Duration `default:"2s" placeholder:"TIME" help:"Time to measure each cell of the table (default ${default})." env:"-"`
 }

@@ -72,7 +72,7 @@ func TestSettingsHaveOneName(t *testing.T) {
 			t.Errorf("--%s has no help", flag.Name)
 		}
 		// A name that meant two things could not be set for both in one file.
-		if before, ok := help[flag.Name]; ok && before != flag.Help && flag.Name != "redis" {
+		if before, ok := help[flag.Name]; ok && before != flag.Help {
 			t.Errorf("--%s is both %q and %q", flag.Name, before, flag.Help)
 		}
 		help[flag.Name] = flag.Help
