@@ -44,6 +44,9 @@ func New(o Options) (*Indexer, error) {
 		opts: o, metrics: newMetrics(o.Registerer), timing: defaultTiming, initial: initial,
 		replaySlots: make(chan struct{}, o.Replays), streams: map[store.StreamID]*stream{},
 	}
+	if err := newStreamMetrics(o.Registerer, ix.all); err != nil {
+		return nil, fmt.Errorf("indexer: metrics: %w", err)
+	}
 	if ix.listener, err = net.Listen("tcp", o.Listen); err != nil {
 		return nil, fmt.Errorf("indexer: %w", err)
 	}

@@ -33,9 +33,10 @@ type stream struct {
 	ix  *Indexer
 	log *slog.Logger
 
-	cancel context.CancelFunc
-	done   chan struct{}
-	calls  chan func(context.Context) // run by the worker between two messages
+	followed time.Time // when the stream was made
+	cancel   context.CancelFunc
+	done     chan struct{}
+	calls    chan func(context.Context) // run by the worker between two messages
 
 	mu     sync.Mutex
 	status Status
@@ -92,7 +93,7 @@ type Status struct {
 
 func newStream(ix *Indexer, p publisher) *stream {
 	s := &stream{
-		publisher: p, ix: ix, done: make(chan struct{}), calls: make(chan func(context.Context)),
+		publisher: p, ix: ix, followed: time.Now(), done: make(chan struct{}), calls: make(chan func(context.Context)),
 		log: ix.opts.Logger.With("worker", p.id.WorkerRank.String(), "pool", p.id.Pool.String()),
 		status: Status{
 			Worker: p.id.Worker, Rank: p.id.Rank, Model: p.id.Pool.Model, Tenant: p.id.Pool.Tenant, URL: p.reg.URL,

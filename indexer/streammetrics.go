@@ -1,0 +1,71 @@
+package indexer
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// States of a stream, the closed list of kv_streams.
+const (
+	streamLive         = "live"         // followed, and known to the index
+	streamDisconnected = "disconnected" // its publisher cannot be reached
+	streamUnregistered = "unregistered" // not in the index: no block size yet, another one than the pool's, or Redis is away
+)
+
+// streamMetrics shows the streams as they are when Prometheus asks; a worker that leaves takes its series along.
+type streamMetrics struct {
+	all                          func() []*stream
+	streams, buffered, lastEvent *prometheus.Desc
+}
+
+func newStreamMetrics(reg prometheus.Registerer, all func() []*stream) error {
+	m := &streamMetrics{
+		all: all,
+		streams: prometheus.NewDesc("warmroute_kv_streams",
+			"Event streams that this indexer follows, by state (live, disconnected, unregistered).", []string{"state"}, nil),
+		buffered: prometheus.NewDesc("warmroute_kv_buffered_messages",
+			"Messages of all streams that wait to be applied to the index.", nil, nil),
+		lastEvent: prometheus.NewDesc("warmroute_kv_stream_last_event_timestamp_seconds",
+			"When the stream's last message came, in seconds since 1970; where none has come yet, since when it is followed.",
+			[]string{"pool", "worker", "rank"}, nil),
+	}
+	return reg.Register(m)
+}
+
+// Describe names the metrics.
+func (m *streamMetrics) Describe(ch chan<- *prometheus.Desc) {
+	ch <- m.streams
+	ch <- m.buffered
+	ch <- m.lastEvent
+}
+
+// Collect reads the state of every stream.
+func (m *streamMetrics) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	states := map[string]int{streamLive: 0, streamDisconnected: 0, streamUnregistered: 0}
+	waiting := 0
+	for _, s := range m.all() {
+		v := s.snapshot()
+		waiting += v.Waiting
+		switch {
+		case v.Endpoint != "" && !v.Connected:
+			states[streamDisconnected]++
+		case !v.Registered:
+			states[streamUnregistered]++
+		default:
+			states[streamLive]++
+		}
+		last := v.LastEvent
+		if last.IsZero() {
+			last = s.followed
+		}
+		gauge(m.lastEvent, float64(last.UnixMilli())/1000, s.id.Pool.String(), v.Worker, strconv.Itoa(v.Rank))
+	}
+	for state, n := range states {
+		gauge(m.streams, float64(n), state)
+	}
+	gauge(m.buffered, float64(waiting))
+}
