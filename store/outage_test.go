@@ -148,8 +148,9 @@ func TestSentinel(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for a failover: not in short mode")
 	}
-	master, _, url := storetest.Sentinel(t)
-	s := open(t, url)
+	sentinel := storetest.Sentinel(t)
+	master := sentinel.Master
+	s := open(t, sentinel.URL)
 	a := register(t, s, rank("a", 0))
 	p := chain(1, 50)
 	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))

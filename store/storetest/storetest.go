@@ -1,19 +1,14 @@
-// Package storetest starts Redis servers for tests: miniredis in the process, and real ones on free
-// ports, alone, as a cluster or under a sentinel. All end with the test.
+// Package storetest gives tests their Redis: miniredis in the process, and real servers (see
+// [redisproc]), alone, as a cluster or under a sentinel. All end with the test.
 package storetest
 
 import (
-	"bufio"
-	"fmt"
-	"io"
-	"net"
 	"os"
 	"os/exec"
-	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/warmroute/warmroute/store/redisproc"
 )
 
 // Miniredis starts an in-process server and returns it with its URL.
@@ -38,105 +33,57 @@ func Require(t testing.TB, program, install string) string {
 	return ""
 }
 
-// Server is a real redis-server.
+// Server is a real redis-server of a test.
 type Server struct {
-	Addr string // host:port
-	URL  string
+	*redisproc.Server
+	t testing.TB
+}
 
-	t     testing.TB
-	args  []string
-	ready string // what it prints when it can be used
-	cmd   *exec.Cmd
+// Start starts a stopped server again on the same port.
+func (s *Server) Start() {
+	s.t.Helper()
+	if err := s.Server.Start(); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // Redis starts a real redis-server without persistence; args are further settings, as on its
 // command line. It skips where there is none (see [Require]).
 func Redis(t testing.TB, args ...string) *Server {
 	t.Helper()
-	return start(t, "Ready to accept connections", func(port int) []string {
-		return append([]string{
-			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-			"--dir", t.TempDir(), "--daemonize", "no", "--loglevel", "notice",
-		}, args...)
-	})
+	return &Server{must(t, func() (*redisproc.Server, error) { return redisproc.Start(t.TempDir(), args...) }), t}
 }
 
-// start runs redis-server on a free port.
-func start(t testing.TB, ready string, args func(port int) []string) *Server {
+// Cluster starts three masters that share all slots.
+func Cluster(t testing.TB, args ...string) *redisproc.Cluster {
 	t.Helper()
-	Require(t, "redis-server", "apt-get install redis-server")
-	// Another process may take the port between the look and the start, so try a few.
-	for try := 0; ; try++ {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		port := l.Addr().(*net.TCPAddr).Port
-		l.Close()
-		if port > 55535 { // a cluster node also takes the port 10,000 above
-			try--
-			continue
-		}
-		s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), t: t, args: args(port), ready: ready}
-		s.URL = "redis://" + s.Addr
-		if err := s.start(); err == nil {
-			t.Cleanup(s.Stop)
-			return s
-		} else if try == 4 {
-			t.Fatal(err)
-		}
-	}
+	return must(t, func() (*redisproc.Cluster, error) { return redisproc.StartCluster(t.Context(), t.TempDir(), args...) })
 }
 
-func (s *Server) start() error {
-	cmd := exec.Command("redis-server", s.args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.StdoutPipe()
+// Sentinel starts a master, a replica and one sentinel that watches them.
+func Sentinel(t testing.TB) *redisproc.Sentinel {
+	t.Helper()
+	return must(t, func() (*redisproc.Sentinel, error) { return redisproc.StartSentinel(t.Context(), t.TempDir()) })
+}
+
+// Proxy puts a path that can be cut in front of a server.
+func Proxy(t testing.TB, target string) *redisproc.Proxy {
+	t.Helper()
+	p, err := redisproc.NewProxy(target)
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	cmd.Stderr = cmd.Stdout
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	var log strings.Builder
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		log.WriteString(lines.Text() + "\n")
-		if strings.Contains(lines.Text(), s.ready) {
-			go func() { _, _ = io.Copy(io.Discard, out) }()
-			s.cmd = cmd
-			return nil
-		}
-	}
-	_ = cmd.Wait()
-	return fmt.Errorf("redis-server did not start:\n%s", log.String())
+	t.Cleanup(p.Close)
+	return p
 }
 
-// Start starts a stopped server again on the same port, empty.
-func (s *Server) Start() {
-	s.t.Helper()
-	if s.cmd != nil {
-		return
+func must[S interface{ Stop() }](t testing.TB, start func() (S, error)) S {
+	t.Helper()
+	Require(t, redisproc.Program, "apt-get install redis-server")
+	s, err := start()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := s.start(); err != nil {
-		s.t.Fatal(err)
-	}
+	t.Cleanup(s.Stop)
+	return s
 }
-
-// Stop kills the server.
-func (s *Server) Stop() {
-	if s.cmd == nil {
-		return
-	}
-	_ = s.cmd.Process.Signal(syscall.SIGCONT)
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
-	s.cmd = nil
-}
-
-// Pause stops the process without closing its connections; Resume lets it go on.
-func (s *Server) Pause() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) }
-
-// Resume undoes Pause.
-func (s *Server) Resume() { _ = s.cmd.Process.Signal(syscall.SIGCONT) }
