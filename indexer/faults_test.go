@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/warmroute/warmroute/indexer/wire"
 	"github.com/warmroute/warmroute/indexer/zmtp/zmtptest"
@@ -255,7 +256,7 @@ func TestRedisEmptied(t *testing.T) {
 	st := openStore(t, url)
 	e0 := zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"})
 	e1 := zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"})
-	ix := newIndexer(t, Options{Store: st, Workers: []Worker{worker("a", e0), worker("idle", e1)}, LeaseInterval: 20e6})
+	ix := newIndexer(t, Options{Store: st, Workers: []Worker{worker("a", e0), worker("idle", e1)}, WatchInterval: 20 * time.Millisecond})
 	start(t, ix)
 	for i, e := range []*zmtptest.Engine{e0, e1} {
 		e.Subscribed()

@@ -85,6 +85,7 @@ func (ix *Indexer) Run(ctx context.Context) error {
 	var background sync.WaitGroup
 	background.Go(func() { ix.rediscover(ctx) })
 	background.Go(func() { ix.sweep(ctx) })
+	background.Go(func() { ix.watch(ctx) })
 	served := make(chan error, 1)
 	background.Go(func() { served <- ix.server.Serve(ix.listener) })
 	ix.opts.Logger.Info("indexer is serving", "address", ix.Addr().String(), "streams", len(ix.initial))

@@ -42,6 +42,8 @@ type metrics struct {
 	resets  *prometheus.CounterVec
 	replays *prometheus.CounterVec
 	lag     prometheus.Histogram
+
+	settings prometheus.Gauge
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -69,6 +71,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 18), // 0.5 ms to 65 s
 		}),
 	}
+	m.settings = f.NewGauge(prometheus.GaugeOpts{
+		Name: "warmroute_index_setting_problems", Help: "Settings of Redis that would harm the index, such as an eviction policy.",
+	})
 	// The series that alerts look at exist from the start.
 	for _, r := range []string{gapLive, gapStore} {
 		m.gaps.WithLabelValues(r)

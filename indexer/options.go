@@ -81,6 +81,8 @@ type Options struct {
 	OrphanAge time.Duration
 	// SweepInterval is the time between two sweeps of ended generations. Default 1 s.
 	SweepInterval time.Duration
+	// WatchInterval is the time between two looks whether Redis still has what was written. Default 500 ms.
+	WatchInterval time.Duration
 	// LeaseInterval is the time between two renewals of a connected stream's lease. Default 10 s.
 	LeaseInterval time.Duration
 
@@ -122,6 +124,7 @@ func (o Options) withDefaults() (Options, error) {
 	setDefault(&o.OrphanAge, 10*time.Minute)
 	setDefault(&o.SweepInterval, time.Second)
 	setDefault(&o.LeaseInterval, 10*time.Second)
+	setDefault(&o.WatchInterval, 500*time.Millisecond)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

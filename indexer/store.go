@@ -35,5 +35,7 @@ type poolStore interface {
 	PoolConfig(ctx context.Context, pool kvcache.PoolID) (c store.PoolConfig, ok bool, err error)
 	Streams(ctx context.Context, pool kvcache.PoolID) ([]store.Stream, error)
 	Sweep(ctx context.Context, pool kvcache.PoolID, limit int) (swept int, more bool, err error)
+	Versions(ctx context.Context, pool kvcache.PoolID) ([]int64, error)
+	Settings(ctx context.Context) (problems []string, err error)
 	Dump(ctx context.Context, pool kvcache.PoolID, f func(kvcache.RouterEvent) error) error
 }

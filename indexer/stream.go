@@ -37,6 +37,7 @@ type stream struct {
 	cancel   context.CancelFunc
 	done     chan struct{}
 	calls    chan func(context.Context) // run by the worker between two messages
+	nudged   chan struct{}              // Redis may have lost something
 
 	mu     sync.Mutex
 	status Status
@@ -94,7 +95,8 @@ type Status struct {
 func newStream(ix *Indexer, p publisher) *stream {
 	s := &stream{
 		publisher: p, ix: ix, followed: time.Now(), done: make(chan struct{}), calls: make(chan func(context.Context)),
-		log: ix.opts.Logger.With("worker", p.id.WorkerRank.String(), "pool", p.id.Pool.String()),
+		nudged: make(chan struct{}, 1),
+		log:    ix.opts.Logger.With("worker", p.id.WorkerRank.String(), "pool", p.id.Pool.String()),
 		status: Status{
 			Worker: p.id.Worker, Rank: p.id.Rank, Model: p.id.Pool.Model, Tenant: p.id.Pool.Tenant, URL: p.reg.URL,
 			Endpoint: p.reg.Endpoint, Engine: p.reg.Engine, BlockSize: p.reg.BlockSize, Watermark: -1,
@@ -217,6 +219,10 @@ func (s *stream) work(ctx context.Context) error {
 		case <-s.in.ready:
 		case f := <-s.calls:
 			f(ctx)
+		case <-s.nudged:
+			if err := s.compare(ctx); err != nil {
+				return err
+			}
 		case <-lease.C:
 			if err := s.renew(ctx); err != nil {
 				return err

@@ -87,6 +87,9 @@ func (f *failure) Unwrap() []error {
 	return []error{f.kind, f.err}
 }
 
+// overload is an error of this process's own making: it must not count against Redis.
+func overload(err error) error { return &failure{nil, ReasonPoolExhausted, err} }
+
 // replyClasses maps the first word of an error reply to what it means.
 var replyClasses = map[string]struct {
 	kind   error
@@ -126,7 +129,7 @@ func classify(caller context.Context, err error) error {
 	case caller.Err() != nil:
 		return &failure{nil, ReasonCanceled, context.Cause(caller)}
 	case errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted):
-		return &failure{nil, ReasonPoolExhausted, err}
+		return overload(err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return &failure{ErrUnavailable, ReasonTimeout, err}
 	}

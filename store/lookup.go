@@ -105,6 +105,16 @@ func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fie
 	if err := sh.link.check(); err != nil {
 		return shardAnswer{err: err}
 	}
+	waited, err := sh.gate.enter(ctx, s.opts.LookupBudget)
+	if err != nil {
+		return shardAnswer{err: err}
+	}
+	defer sh.gate.leave()
+	if waited > 0 {
+		if err := sh.link.check(); err != nil { // it went down while this one stood in line
+			return shardAnswer{err: err}
+		}
+	}
 	a, err := sh.lookup(ctx, s.read, fields)
 	if err == nil && o.TreeSizes {
 		err = a.readSizes(ctx, s.read, sh.keys)
@@ -114,10 +124,39 @@ func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fie
 	}
 	if err != nil {
 		// The deadline is our own, so it counts; a caller that has gone in the meantime does not excuse Redis.
-		a.err = sh.link.report(caller, classify(context.WithoutCancel(caller), fmt.Errorf("look up overlaps: %w", err)))
+		err = classify(context.WithoutCancel(caller), fmt.Errorf("look up overlaps: %w", err))
+		if waited > s.opts.LookupBudget/4 && Reason(err) == ReasonTimeout {
+			err = overload(err) // this process's own queue has eaten the time
+		}
+		a.err = sh.link.report(caller, err)
 	}
 	return a
 }
+
+// gate is the line before the connections of the lookups. It keeps a rush in this process from looking
+// like a slow Redis: who waits here knows that it was here.
+type gate chan struct{}
+
+// enter waits for a place, at most three quarters of the budget, and says how long it did.
+func (g gate) enter(ctx context.Context, budget time.Duration) (waited time.Duration, err error) {
+	select {
+	case g <- struct{}{}:
+		return 0, nil
+	default:
+	}
+	start := time.Now()
+	timer := time.NewTimer(budget * 3 / 4)
+	defer timer.Stop()
+	select {
+	case g <- struct{}{}:
+		return time.Since(start), nil
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return 0, overload(errors.New("all connections of this process are in use"))
+}
+
+func (g gate) leave() { <-g }
 
 // lookup asks one shard, chunk by chunk until nobody holds the prefix any more. The version is
 // read after the blocks, so that a change of the slots in between shows.

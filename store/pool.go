@@ -38,6 +38,7 @@ type shard struct {
 	keys  shardKeys
 	name  string
 	link  *link
+	gate  gate
 	slots atomic.Pointer[slotMap]
 }
 
@@ -114,6 +115,9 @@ func (p *pool) learn(blockSize, shards string) (*knownPool, error) {
 	for i := range n {
 		sh := &shard{keys: newShardKeys(p.id, i), name: p.id.String() + "#" + strconv.Itoa(i)}
 		sh.slots.Store(noSlots)
+		if sh.gate = p.store.gate; sh.gate == nil { // a cluster: each node has connections of its own
+			sh.gate = make(gate, p.store.opts.PoolSize)
+		}
 		sh.link = newLink(p.store, sh.name, func(ctx context.Context) error {
 			return sh.probe(ctx, p.store.read)
 		})

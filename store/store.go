@@ -71,6 +71,7 @@ type Store struct {
 	metrics *metrics
 	read    redis.UniversalClient // lookups: every call ends within the lookup budget
 	write   redis.UniversalClient // the rest: WriteTimeout
+	gate    gate                  // before the connections of read; nil in a cluster, where each shard has its own
 
 	stop       chan struct{}
 	stopOnce   sync.Once
@@ -106,6 +107,9 @@ func New(o Options) (*Store, error) {
 		read:  newClient(*redisOptions, o, o.LookupBudget),
 		write: newClient(*redisOptions, o, o.WriteTimeout),
 		stop:  make(chan struct{}), pools: map[kvcache.PoolID]*pool{},
+	}
+	if !redisOptions.IsClusterMode {
+		s.gate = make(gate, o.PoolSize)
 	}
 	quietLibrary.Do(func() { redis.SetLogger(libraryLog{s}) })
 	return s, nil

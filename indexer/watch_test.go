@@ -1,0 +1,91 @@
+package indexer
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/warmroute/warmroute/indexer/zmtp/zmtptest"
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store/storetest"
+)
+
+func TestFell(t *testing.T) {
+	for _, c := range []struct {
+		before, now []int64
+		want        bool
+	}{
+		{nil, nil, false},
+		{nil, []int64{5}, false},
+		{[]int64{5}, []int64{5}, false},
+		{[]int64{5, 7}, []int64{6, 7}, false},
+		{[]int64{5, 7}, []int64{6, 0}, true},
+		{[]int64{5, 7}, []int64{4, 9}, true},
+		{[]int64{5}, nil, true},
+	} {
+		if got := fell(c.before, c.now); got != c.want {
+			t.Errorf("fell(%v, %v) = %v", c.before, c.now, got)
+		}
+	}
+}
+
+// Redis comes back as it was three messages ago, as after a failover that lost writes. The engine is idle: nothing but the
+// look at Redis can tell.
+func TestRedisOlder(t *testing.T) {
+	m, url := storetest.Miniredis(t)
+	st := openStore(t, url)
+	e := zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"})
+	noticed := make(chan struct{}, 1)
+	ix := newIndexer(t, Options{Store: watched{openStore(t, url), noticed}, Workers: []Worker{worker("w", e)}, WatchInterval: 10 * time.Millisecond})
+	start(t, ix)
+	e.Subscribed()
+	e.Asked()
+	e.Publish("", 0, payload(stored(nil, 1)))
+	wantHeld(t, st, testPool, gpu("w/0", 1)...)
+	tag := "wr:1:{" + testPool.String() + "#0}:"
+	for i := range kvcache.EngineHash(3) {
+		e.Publish("", int64(1+i), payload(stored(below(1+i), 2+i)))
+	}
+	wantHeld(t, st, testPool, gpu("w/0", 1, 2, 3, 4)...)
+
+	m.SetError("LOADING the data set")
+	<-noticed
+	blocks := tag + "blocks:w/0:device"
+	members, err := m.ZMembers(blocks)
+	if err != nil || len(members) != 4 {
+		t.Fatalf("%v %v", members, err)
+	}
+	scores, err := m.SortedSet(blocks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for member, score := range scores {
+		if score != float64(kvcache.EngineHash(1).Score()) {
+			if _, err := m.ZRem(blocks, member); err != nil {
+				t.Fatal(err)
+			}
+			m.HDel(tag+"holders", member)
+		}
+	}
+	m.HSet(tag+"stream:w/0", "seq", "0")
+	m.SetError("")
+	wantHeld(t, st, testPool, gpu("w/0", 1, 2, 3, 4)...)
+	wantClean(t, st, testPool)
+}
+
+// watched says when the look at Redis fails.
+type watched struct {
+	Store
+	failed chan<- struct{}
+}
+
+func (w watched) Versions(ctx context.Context, pool kvcache.PoolID) ([]int64, error) {
+	v, err := w.Store.Versions(ctx, pool)
+	if err != nil {
+		select {
+		case w.failed <- struct{}{}:
+		default:
+		}
+	}
+	return v, err
+}
