@@ -114,6 +114,9 @@ func (l *link) restore(ctx context.Context) {
 			return
 		}
 		l.metrics.probes.WithLabelValues(l.shard, "failed").Inc()
+		l.mu.Lock()
+		l.cause = err // refused at first, loading by now: the newest reason counts
+		l.mu.Unlock()
 		timer.Reset(l.nextPause())
 	}
 }

@@ -3,6 +3,7 @@ package redisproc
 import (
 	"net"
 	"sync"
+	"time"
 )
 
 // Proxy is a TCP path to a server that can be cut in the ways in which networks fail.
@@ -17,6 +18,7 @@ type Proxy struct {
 	moved sync.Cond // mode changed
 	conns map[net.Conn]struct{}
 	dials int
+	delay time.Duration
 	wg    sync.WaitGroup
 }
 
@@ -58,6 +60,13 @@ func (p *Proxy) Set(m Mode) {
 	for _, c := range reset {
 		p.drop(c)
 	}
+}
+
+// Delay holds every answer of the server back by d, as a slow or distant one would.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
 }
 
 // Dials is how many connections were asked for so far.
@@ -103,9 +112,9 @@ func (p *Proxy) serve(c net.Conn) {
 	p.conns[s] = struct{}{}
 	p.mu.Unlock()
 	done := make(chan struct{}, 2)
-	for _, way := range [][2]net.Conn{{s, c}, {c, s}} {
+	for i, way := range [][2]net.Conn{{s, c}, {c, s}} {
 		p.wg.Go(func() {
-			p.copy(way[0], way[1])
+			p.copy(way[0], way[1], i == 1)
 			p.drop(c)
 			p.drop(s)
 			done <- struct{}{}
@@ -116,7 +125,7 @@ func (p *Proxy) serve(c net.Conn) {
 }
 
 // copy passes bytes on while the path passes, and waits while it swallows.
-func (p *Proxy) copy(dst, src net.Conn) {
+func (p *Proxy) copy(dst, src net.Conn, answers bool) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := src.Read(buf)
@@ -125,7 +134,11 @@ func (p *Proxy) copy(dst, src net.Conn) {
 			p.moved.Wait()
 			n = 0 // gone
 		}
+		delay := p.delay
 		p.mu.Unlock()
+		if answers && delay > 0 {
+			time.Sleep(delay)
+		}
 		if n > 0 {
 			if _, err := dst.Write(buf[:n]); err != nil {
 				return
