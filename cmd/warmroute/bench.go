@@ -21,7 +21,8 @@ type benchCmd struct {
 // Help is the long form of the command's help.
 func (benchCmd) Help() string {
 	return `Measures the index and, in the same run and on the same data, other ways to keep the same facts. The
-layouts take turns, so that a noisy machine is noisy for all of them, and must give equal answers.
+layouts take turns, so that a noisy machine is noisy for all of them, and must give equal answers. On
+standard settings lookup takes some minutes; --cell-time makes it shorter.
 
 Use a server of its own: the benchmark fills it, measures its CPU, and empties what it filled.
 
@@ -51,9 +52,9 @@ func (o benchOptions) run(std *stdio, measure func(storebench.Options) (any, err
 
 type benchLookupCmd struct {
 	Options benchOptions `embed:""`
-	Workers []int        `default:"8,64,256" placeholder:"N,…" help:"Sizes of the fleet (default ${default})." env:"-"`
-	Blocks  []int        `default:"32,128,512,2048" placeholder:"N,…" help:"Lengths of the prompt in blocks, at most 2048 (default ${default})." env:"-"`
-	Callers []int        `default:"1,8" placeholder:"N,…" help:"Lookups at a time (default ${default})." env:"-"`
+	Workers []int        `default:"8,64,256" placeholder:"N" help:"Sizes of the fleet (default ${default})." env:"-"`
+	Blocks  []int        `default:"32,128,512,2048" placeholder:"N" help:"Lengths of the prompt in blocks, at most 2048 (default ${default})." env:"-"`
+	Callers []int        `default:"1,8" placeholder:"N" help:"Lookups at a time (default ${default})." env:"-"`
 }
 
 // Help is the long form of the command's help.
@@ -101,7 +102,7 @@ func (c benchLookupCmd) Run(ctx context.Context, std *stdio) error {
 				ours = x.P50
 			}
 			row(t, x.Workers, x.Blocks, x.Callers, x.Layout, number(x.P50, 0), number(x.P99, 0), number(x.P50/ours, 1),
-				number(x.RedisCPU, 0), number(x.CPUPerBlock, 2), x.Sent, x.Received, x.Allocs)
+				number(x.RedisCPU, 0), number(x.CPUPerBlock, 2), number(float64(x.Sent), 0), number(float64(x.Received), 0), number(float64(x.Allocs), 0))
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -113,13 +114,14 @@ func (c benchLookupCmd) Run(ctx context.Context, std *stdio) error {
 
 type benchApplyCmd struct {
 	Options benchOptions `embed:""`
-	Blocks  []int        `default:"1,8,32,128" placeholder:"N,…" help:"Blocks per event (default ${default})." env:"-"`
+	Blocks  []int        `default:"1,8,32,128" placeholder:"N" help:"Blocks per event (default ${default})." env:"-"`
 }
 
 // Help is the long form of the command's help.
 func (benchApplyCmd) Help() string {
 	return `Eight streams at once write and remove blocks that no two of them share. The bare ways pipeline one ZADD, or
-ZADD and HSET, per event, without any guarantee; ours coalesces the messages of a stream, as the indexer does.
+ZADD and HSET, per event, without any guarantee; ours coalesces the messages of a stream, as the indexer does: store, remove-known where the indexer still
+remembers the block, and remove where it has to be found in Redis.
 
 Example:
 

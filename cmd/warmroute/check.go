@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,7 +16,7 @@ import (
 
 // checkCmd compares the sorted sets of the index with what is derived from them.
 type checkCmd struct {
-	Redis  redisOptions `embed:"" group:"Redis"`
+	Redis  indexOptions `embed:"" group:"Redis"`
 	Pool   []string     `placeholder:"TENANT:MODEL" help:"Pools to check (default: all)." env:"-"`
 	Repair bool         `help:"Put right what differs: rebuild holders from the sorted sets." env:"-"`
 	JSON   bool         `help:"Print one JSON object per pool." env:"-"`
@@ -45,7 +46,7 @@ type poolReport struct {
 
 // Run checks the pools one after the other.
 func (c checkCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) error {
-	s, err := c.Redis.store(logger, nil)
+	s, err := redisOptions{indexOptions: c.Redis}.store(logger, nil)
 	if err != nil {
 		return err
 	}
@@ -75,38 +76,50 @@ func (c checkCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) erro
 		}
 	}
 	if remaining > 0 {
-		return fmt.Errorf("%d problems remain", remaining)
+		return fmt.Errorf("problems that remain: %d", remaining)
 	}
 	return nil
 }
 
 func (c checkCmd) pools(ctx context.Context, s *store.Store) ([]kvcache.PoolID, error) {
-	if len(c.Pool) == 0 {
-		pools, err := s.Pools(ctx)
-		slices.SortFunc(pools, func(a, b kvcache.PoolID) int { return strings.Compare(a.String(), b.String()) })
-		return pools, err
-	}
-	pools := make([]kvcache.PoolID, len(c.Pool))
+	named := make([]kvcache.PoolID, len(c.Pool))
 	for i, name := range c.Pool {
 		pool, err := kvcache.ParsePoolID(name)
 		if err != nil {
 			return nil, usagef("--pool: %w", err)
 		}
-		pools[i] = pool
+		named[i] = pool
 	}
-	return pools, nil
+	known, err := s.Pools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(known, func(a, b kvcache.PoolID) int { return strings.Compare(a.String(), b.String()) })
+	if len(named) == 0 {
+		return known, nil
+	}
+	for _, pool := range named {
+		if !slices.Contains(known, pool) {
+			names := make([]string, len(known))
+			for i, k := range known {
+				names[i] = k.String()
+			}
+			return nil, fmt.Errorf("no pool %s: the index has %s", pool, cmp.Or(strings.Join(names, ", "), "none"))
+		}
+	}
+	return named, nil
 }
 
 func printReport(w io.Writer, pool kvcache.PoolID, r store.Report) error {
 	verdict := "sound"
 	switch {
 	case r.Found > 0 && r.Repaired == r.Found:
-		verdict = fmt.Sprintf("%d problems, all repaired", r.Found)
+		verdict = count(r.Found, "problem") + ", all repaired"
 	case r.Found > 0:
-		verdict = fmt.Sprintf("%d problems, %d repaired", r.Found, r.Repaired)
+		verdict = fmt.Sprintf("%s, %d repaired", count(r.Found, "problem"), r.Repaired)
 	}
-	_, err := fmt.Fprintf(w, "%s: %s (%d streams, %d blocks held, %d distinct, %d waiting for the sweep)\n",
-		pool, verdict, r.Streams, r.Blocks, r.Holders, r.Retired)
+	_, err := fmt.Fprintf(w, "%s: %s (%s, %s held, %d distinct, %d waiting for the sweep)\n",
+		pool, verdict, count(r.Streams, "stream"), count(r.Blocks, "block"), r.Holders, r.Retired)
 	for _, p := range r.Problems {
 		if err == nil {
 			_, err = fmt.Fprintf(w, "  %s\n", p)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 
 	"github.com/alecthomas/kong"
 )
@@ -20,14 +21,13 @@ const (
 
 const description = `Sends LLM requests to the worker whose KV cache already holds the prompt's prefix.
 
-    warmroute demo        see it work: no Redis, no GPU, under a minute
-    warmroute serve       indexer and frontend in one process
-    warmroute indexer     follows the engines' KV events into Redis
-    warmroute frontend    OpenAI-compatible router; run as many as you like
+    warmroute demo                 see it work: no Redis, no GPU, under a minute
+    warmroute <command> --help     what a command does, with examples
 
-Every flag is also a WARMROUTE_* variable and a key of the YAML file that --config names, all
-under the same name: --lookup-budget, WARMROUTE_LOOKUP_BUDGET, lookup-budget. A flag wins over
-the variable, the variable over the file, the file over the default.
+A flag whose help names a variable ($WARMROUTE_…) is a setting: it can also be given by that
+variable, and by a key of the YAML file that --config names, all under the same name:
+--lookup-budget, WARMROUTE_LOOKUP_BUDGET, lookup-budget. A flag wins over the variable, the
+variable over the file, the file over the default. The other flags act once.
 
 Exit codes: 0 done; 1 failed, or found what it looks for; 2 wrong flags or configuration.
 SIGINT and SIGTERM drain and then end; a second signal ends at once.`
@@ -117,9 +117,7 @@ func parse(args []string, std *stdio, environ []string) (*kong.Context, *slog.Lo
 		return nil, nil, err
 	}
 	unsetEmptyVariables(app.Model)
-	if len(args) == 0 {
-		args = []string{"--help"}
-	}
+	args = usualSpellings(args)
 	cmd, err := app.Parse(args)
 	if parse := (*kong.ParseError)(nil); errors.As(err, &parse) && !errors.Is(err, errHelp) {
 		return parse.Context, nil, &usageError{parse.Unwrap()}
@@ -127,10 +125,28 @@ func parse(args []string, std *stdio, environ []string) (*kong.Context, *slog.Lo
 	if err != nil {
 		return nil, nil, err
 	}
+	for _, flag := range cmd.Flags() {
+		if err := checkNumber(flag, flag.Target.Interface()); err != nil {
+			return cmd, nil, &usageError{fmt.Errorf("%s: %w", flag.ShortSummary(), err)}
+		}
+	}
 	logger := c.Log.logger(std.Err)
 	cmd.Bind(&c.Log)
 	warnUnknownVariables(logger, app.Model, environ)
 	return cmd, logger, nil
+}
+
+// usualSpellings turns what people type without looking into what the commands are called.
+func usualSpellings(args []string) []string {
+	switch {
+	case len(args) == 0:
+		return []string{"--help"}
+	case args[0] == "help":
+		return append(slices.Clone(args[1:]), "--help")
+	case args[0] == "--version":
+		return []string{"version"}
+	}
+	return args
 }
 
 func newParser(c *cli, std *stdio) (*kong.Kong, error) {

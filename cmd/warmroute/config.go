@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/warmroute/warmroute/cmd/warmroute/internal/configfile"
@@ -41,7 +42,7 @@ func settings(app *kong.Application, f func(*kong.Flag)) {
 	var visit func(*kong.Node)
 	visit = func(n *kong.Node) {
 		for _, flag := range n.Flags {
-			if len(flag.Envs) > 0 {
+			if isSetting(flag) {
 				f(flag)
 			}
 		}
@@ -51,6 +52,10 @@ func settings(app *kong.Application, f func(*kong.Flag)) {
 	}
 	visit(app.Node)
 }
+
+// isSetting reports whether a flag can also be given by a variable and in the file. The others act
+// once: a file that names the Redis in production must not make the demo or a benchmark use it.
+func isSetting(flag *kong.Flag) bool { return len(flag.Envs) > 0 }
 
 // isList reports that the flag takes several values.
 func isList(flag *kong.Flag) bool { return flag.Target.Kind() == reflect.Slice }
@@ -83,7 +88,7 @@ func (fileResolver) Validate(*kong.Application) error { return nil }
 // Resolve finds a flag's value. A variable that is set wins, which kong has applied already.
 func (r fileResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
 	s, ok := r.settings[flag.Name]
-	if !ok || slices.ContainsFunc(flag.Envs, envIsSet) {
+	if !ok || !isSetting(flag) || slices.ContainsFunc(flag.Envs, envIsSet) {
 		return nil, nil
 	}
 	return kongValue(flag, s), nil
@@ -93,13 +98,40 @@ func (r fileResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (a
 func (r fileResolver) check(flags []*kong.Flag) error {
 	for _, flag := range flags {
 		s, ok := r.settings[flag.Name]
-		if !ok {
+		if !ok || !isSetting(flag) {
 			continue
 		}
 		trial := reflect.New(flag.Target.Type()).Elem()
 		if err := flag.Parse(kong.Scan().PushTyped(kongValue(flag, s), kong.FlagValueToken), trial); err != nil {
 			return fmt.Errorf("%s:%d: %w", r.path, s.Line, err)
 		}
+		if err := checkNumber(flag, trial.Interface()); err != nil {
+			return fmt.Errorf("%s:%d: %s: %w", r.path, s.Line, flag.Name, err)
+		}
+		if flag.Enum != "" && !flag.EnumMap()[s.Values[0]] {
+			return fmt.Errorf("%s:%d: %s: %q: want one of %s", r.path, s.Line, flag.Name, s.Values[0], strings.ReplaceAll(flag.Enum, ",", ", "))
+		}
+	}
+	return nil
+}
+
+// checkNumber refuses numbers and times that mean nothing. The packages take zero for "the
+// default", which nobody who writes 0 expects; where zero means zero, the flag is tagged zero.
+func checkNumber(flag *kong.Flag, value any) error {
+	var n int64
+	switch v := value.(type) {
+	case int:
+		n = int64(v)
+	case time.Duration:
+		n = int64(v)
+	default:
+		return nil
+	}
+	switch {
+	case n < 0:
+		return fmt.Errorf("%v: cannot be negative", value)
+	case n == 0 && flag.HasDefault && !flag.Tag.Has("zero"):
+		return fmt.Errorf("%v: must be more than zero (default %s)", value, flag.Default)
 	}
 	return nil
 }

@@ -30,6 +30,12 @@ and a leading 0x do not matter.
 Example: what a captured payload holds
 
     warmroute decode < payload.hex
+    echo 92c09191b0416c6c426c6f636b73436c6561726564 | warmroute decode
+
+Example: capture the next message of an engine, with pyzmq
+
+    python3 -c 'import zmq; s = zmq.Context().socket(zmq.SUB); s.connect("tcp://127.0.0.1:5557"); s.subscribe("")
+    print(s.recv_multipart()[-1].hex())' | warmroute decode
 
 Example: the same as JSON, for jq
 
@@ -46,6 +52,9 @@ Exit codes: 0 decoded; 1 the payload or an event in it is refused, or a vector d
 func (c decodeCmd) Run(std *stdio) error {
 	if c.Vectors != "" {
 		return c.checkVectors(std.Out)
+	}
+	if isTerminal(std.In) {
+		_, _ = fmt.Fprintln(std.Err, "Reading hex digits from the terminal; Ctrl-D ends them.")
 	}
 	payload, err := readHex(std.In)
 	if err != nil {

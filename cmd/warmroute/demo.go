@@ -46,10 +46,11 @@ func (c demoCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger, log *
 		c.Redis = url
 	}
 	p := progress{w: std.Err, drawn: isTerminal(std.Err)}
+	_, _ = fmt.Fprintln(std.Err, "Four simulated engines, an indexer and two frontends, three runs, under a minute in all.")
 	r, err := demo.Run(ctx, demo.Options{Redis: c.Redis, Logger: log.quiet(logger), Progress: p.show})
 	p.end()
 	if err != nil {
-		return err
+		return indexAway(err)
 	}
 	if c.JSON {
 		err = r.WriteJSON(std.Out)
@@ -100,7 +101,7 @@ func (p *progress) end() {
 	}
 }
 
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }

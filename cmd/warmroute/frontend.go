@@ -13,35 +13,35 @@ import (
 
 // frontendOptions are the settings of the OpenAI-compatible router.
 type frontendOptions struct {
-	Listen      string `default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address of the OpenAI API, queries and metrics (default ${default})." group:"Frontend"`
-	Policy      string `default:"kv" enum:"kv,least-loaded,round-robin,random" help:"How a worker is chosen: kv, least-loaded, round-robin or random (default ${default})." group:"Frontend"`
-	Tenant      string `default:"default" placeholder:"NAME" help:"Tenant whose pools the OpenAI routes serve (default ${default})." group:"Frontend"`
-	Token       string `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." group:"Frontend"`
-	WorkerToken string `placeholder:"SECRET" help:"Bearer token that workers get instead of the client's (default: the client's)." group:"Frontend"`
+	Listen      address `default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address, host:port or :port, of the OpenAI API, queries and metrics (default ${default})." group:"Frontend"`
+	Policy      string  `default:"kv" enum:"kv,least-loaded,round-robin,random" placeholder:"POLICY" help:"How a worker is chosen: kv, least-loaded, round-robin or random (default ${default})." group:"Frontend"`
+	Tenant      string  `default:"default" placeholder:"NAME" help:"Tenant whose pools the OpenAI routes serve (default \"${default}\")." group:"Frontend"`
+	Token       string  `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." group:"Frontend"`
+	WorkerToken string  `placeholder:"SECRET" help:"Bearer token that workers get instead of the client's (default: the client's)." group:"Frontend"`
 
 	MaxBody         byteSize `default:"32MiB" placeholder:"SIZE" help:"Largest request body (default ${default})." group:"Limits"`
 	MaxBuffered     byteSize `default:"512MiB" placeholder:"SIZE" help:"Request bodies in memory at one time, together (default ${default})." group:"Limits"`
 	MaxInFlight     int      `default:"4096" placeholder:"N" help:"Requests at one time; more get a 503 (default ${default})." group:"Limits"`
 	MaxPromptTokens int      `default:"1000000" placeholder:"N" help:"Longest prompt; the model's own limit lowers it (default ${default})." group:"Limits"`
 
-	BodyTimeout           time.Duration `default:"1m" placeholder:"TIME" help:"Time that a client has to send its body (default ${default})." group:"Timeouts"`
-	ConnectTimeout        time.Duration `default:"1s" placeholder:"TIME" help:"Time to connect to a worker (default ${default})." group:"Timeouts"`
-	ResponseHeaderTimeout time.Duration `default:"5m" placeholder:"TIME" help:"Time until a worker's response header; without streaming that is the whole answer (default ${default})." group:"Timeouts"`
-	IdleChunkTimeout      time.Duration `default:"5m" placeholder:"TIME" help:"Time between two chunks of a response (default ${default})." group:"Timeouts"`
-	Retries               int           `default:"2" placeholder:"N" help:"Other workers to try where one cannot have got the request (default ${default})." group:"Timeouts"`
-	PollInterval          time.Duration `default:"2s" placeholder:"TIME" help:"Time between two health polls of the workers (default ${default})." group:"Timeouts"`
-	PollTimeout           time.Duration `default:"3s" placeholder:"TIME" help:"Time that a worker has to answer one (default ${default})." group:"Timeouts"`
-	TokenizeTimeout       time.Duration `default:"500ms" placeholder:"TIME" help:"Time that a worker has to tokenize a prompt (default ${default})." group:"Timeouts"`
+	BodyTimeout           time.Duration `default:"1m" placeholder:"TIME" help:"Time that a client has to send its body (default ${default})." group:"Timeouts and retries"`
+	ConnectTimeout        time.Duration `default:"1s" placeholder:"TIME" help:"Time to connect to a worker (default ${default})." group:"Timeouts and retries"`
+	ResponseHeaderTimeout time.Duration `default:"5m" placeholder:"TIME" help:"Time until a worker's response header; without streaming that is the whole answer (default ${default})." group:"Timeouts and retries"`
+	IdleChunkTimeout      time.Duration `default:"5m" placeholder:"TIME" help:"Time between two chunks of a response (default ${default})." group:"Timeouts and retries"`
+	Retries               int           `default:"2" zero:"" placeholder:"N" help:"Other workers to try where one cannot have got the request (default ${default})." group:"Timeouts and retries"`
+	PollInterval          time.Duration `default:"2s" placeholder:"TIME" help:"Time between two health polls of the workers (default ${default})." group:"Timeouts and retries"`
+	PollTimeout           time.Duration `default:"3s" placeholder:"TIME" help:"Time that a worker has to answer one (default ${default})." group:"Timeouts and retries"`
+	TokenizeTimeout       time.Duration `default:"500ms" placeholder:"TIME" help:"Time that a worker has to tokenize a prompt (default ${default})." group:"Timeouts and retries"`
 	TokenizeCache         byteSize      `default:"64MiB" placeholder:"SIZE" help:"Memory for token ids of prompts seen before (default ${default})." group:"Limits"`
 
-	DrainDelay time.Duration `default:"0s" placeholder:"TIME" help:"After SIGTERM: time in which /ready says 503 but requests are taken, for load balancers to notice (default ${default})." group:"Shutdown"`
+	DrainDelay time.Duration `default:"0s" zero:"" placeholder:"TIME" help:"After SIGTERM: time in which /ready says 503 but requests are taken, for load balancers to notice (default ${default})." group:"Shutdown"`
 	DrainLimit time.Duration `default:"30s" placeholder:"TIME" help:"After that: time for requests in flight to finish before they are cut (default ${default})." group:"Shutdown"`
 }
 
 // options are those of package frontend, without what the process shares.
 func (o frontendOptions) options(lookupBudget time.Duration, workers workerList) frontend.Options {
 	f := frontend.Options{
-		Listen: o.Listen, Policy: o.Policy, Tenant: o.Tenant, Token: o.Token, WorkerToken: o.WorkerToken,
+		Listen: string(o.Listen), Policy: o.Policy, Tenant: o.Tenant, Token: o.Token, WorkerToken: o.WorkerToken,
 		LookupBudget: lookupBudget,
 		MaxBody:      int64(o.MaxBody), MaxBuffered: int64(o.MaxBuffered), MaxInFlight: o.MaxInFlight, MaxPromptTokens: o.MaxPromptTokens,
 		BodyTimeout: o.BodyTimeout, ConnectTimeout: o.ConnectTimeout, ResponseHeaderTimeout: o.ResponseHeaderTimeout,
@@ -100,7 +100,7 @@ func (c frontendCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	o.Index, o.Logger, o.Registerer, o.Gatherer = index, logger, metrics, metrics
 	f, err := frontend.New(o)
 	if err != nil {
-		return setupError(err)
+		return setupError(err, "--listen")
 	}
 	return runServices(ctx, logger, service{"frontend", f.Addr(), f.Run})
 }

@@ -10,20 +10,20 @@ import (
 
 // indexerOptions are the settings of the indexer.
 type indexerOptions struct {
-	AdminListen   string `default:"127.0.0.1:9201" placeholder:"ADDR" help:"Address of registration, stream state and metrics (default ${default})." group:"Indexer"`
-	AdminToken    string `placeholder:"SECRET" help:"Bearer token for requests that change something; needed to listen beyond this machine. Better given as a variable." group:"Indexer"`
-	AdminInsecure bool   `help:"Listen beyond this machine without a token all the same." group:"Indexer"`
-	ClearedScope  string `default:"worker" enum:"worker,rank" help:"What an engine's \"all blocks cleared\" clears: the worker with all its ranks, or the rank that said so (default ${default})." group:"Indexer"`
+	AdminListen   address `default:"127.0.0.1:9201" placeholder:"ADDR" help:"Address, host:port or :port, of registration, stream state and metrics (default ${default})." group:"Indexer"`
+	AdminToken    string  `placeholder:"SECRET" help:"Bearer token for requests that change something; needed for --admin-listen beyond this machine. Better given as a variable." group:"Indexer"`
+	AdminInsecure bool    `help:"Listen beyond this machine without a token all the same." group:"Indexer"`
+	ClearedScope  string  `default:"worker" enum:"worker,rank" placeholder:"SCOPE" help:"What an engine's \"all blocks cleared\" clears: the worker with all its ranks, or the rank that said so (default ${default})." group:"Indexer"`
 
 	BatchOps       int           `default:"1024" placeholder:"BLOCKS" help:"Most blocks that one write collects (default ${default})." group:"Streams"`
 	BatchAge       time.Duration `default:"5ms" placeholder:"TIME" help:"Longest time that a message waits for others under load (default ${default})." group:"Streams"`
 	BufferMessages int           `default:"20000" placeholder:"N" help:"Messages that one stream keeps while Redis is slow or away (default ${default})." group:"Streams"`
-	BufferBytes    byteSize      `default:"64MiB" placeholder:"SIZE" help:"And their size (default ${default})." group:"Streams"`
+	BufferBytes    byteSize      `default:"16MiB" placeholder:"SIZE" help:"And their size together (default ${default})." group:"Streams"`
 	ReplayBytes    byteSize      `default:"128MiB" placeholder:"SIZE" help:"Memory of one replay; a longer one is applied in parts (default ${default})." group:"Streams"`
 	Replays        int           `default:"8" placeholder:"N" help:"Replays at one time (default ${default})." group:"Streams"`
 	Remember       int           `default:"16384" placeholder:"N" help:"Engine hashes per stream remembered with their block hashes (default ${default})." group:"Streams"`
 	Orphans        int           `default:"8192" placeholder:"N" help:"Blocks per stream that wait for an unknown parent (default ${default})." group:"Streams"`
-	OrphanAge      time.Duration `default:"10m" placeholder:"TIME" help:"And for how long (default ${default})." group:"Streams"`
+	OrphanAge      time.Duration `default:"10m" placeholder:"TIME" help:"How long they wait for it (default ${default})." group:"Streams"`
 	SweepInterval  time.Duration `default:"1s" placeholder:"TIME" help:"Time between two sweeps of blocks that nobody holds any more (default ${default})." group:"Streams"`
 	LeaseInterval  time.Duration `default:"10s" placeholder:"TIME" help:"Time between two renewals of a stream's lease (default ${default})." group:"Streams"`
 }
@@ -31,7 +31,7 @@ type indexerOptions struct {
 // options are those of package indexer, without what the process shares.
 func (o indexerOptions) options(workers workerList) indexer.Options {
 	i := indexer.Options{
-		Listen: o.AdminListen, Token: o.AdminToken, AllowInsecure: o.AdminInsecure, ClearedScope: indexer.ClearedScope(o.ClearedScope),
+		Listen: string(o.AdminListen), Token: o.AdminToken, AllowInsecure: o.AdminInsecure, ClearedScope: indexer.ClearedScope(o.ClearedScope),
 		BatchOps: o.BatchOps, BatchAge: o.BatchAge, BufferMessages: o.BufferMessages, BufferBytes: int(o.BufferBytes),
 		ReplayBytes: int(o.ReplayBytes), Replays: o.Replays, Remember: o.Remember, Orphans: o.Orphans, OrphanAge: o.OrphanAge,
 		SweepInterval: o.SweepInterval, LeaseInterval: o.LeaseInterval,
@@ -64,6 +64,14 @@ Example: two vLLM engines, each with replay
         --worker id=w0,url=http://10.0.1.1:8000,model=llama,events=tcp://10.0.1.1:5557,replay=tcp://10.0.1.1:5657,block-size=16 \
         --worker id=w1,url=http://10.0.1.2:8000,model=llama,events=tcp://10.0.1.2:5557,replay=tcp://10.0.1.2:5657,block-size=16
 
+Example: an engine that comes while the indexer runs, and goes
+
+    curl http://127.0.0.1:9201/register -d '{"instance_id": "w2", "url": "http://10.0.1.3:8000",
+        "modelname": "llama", "endpoint": "tcp://10.0.1.3:5557", "replay_endpoint": "tcp://10.0.1.3:5657", "block_size": 16}'
+    curl http://127.0.0.1:9201/unregister -d '{"instance_id": "w2", "modelname": "llama"}'
+
+    With --admin-token, add -H 'Authorization: Bearer …'.
+
 Example: what are the streams doing?
 
     curl -s http://127.0.0.1:9201/workers`
@@ -81,7 +89,7 @@ func (c indexerCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	o.Store, o.Logger, o.Registerer, o.Gatherer = index, logger, metrics, metrics
 	i, err := indexer.New(o)
 	if err != nil {
-		return setupError(err)
+		return setupError(err, "--admin-listen")
 	}
 	return runServices(ctx, logger, service{"indexer", i.Addr().String(), i.Run})
 }

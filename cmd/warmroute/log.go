@@ -8,8 +8,8 @@ import (
 
 // logOptions are the settings of the log, which goes to standard error.
 type logOptions struct {
-	Level  slog.Level `default:"info" placeholder:"LEVEL" help:"Least severe level that is logged: debug, info, warn or error."`
-	Format string     `default:"text" enum:"text,json" help:"How a line looks: text or json."`
+	Level  slog.Level `default:"info" placeholder:"LEVEL" help:"Least severe level that is logged: debug, info, warn or error (default ${default})."`
+	Format string     `default:"text" enum:"text,json" placeholder:"FORMAT" help:"How a line looks: text or json (default ${default})."`
 }
 
 // quiet is the logger of a command whose parts would otherwise drown its own output: errors only,

@@ -11,12 +11,17 @@ import (
 	"github.com/warmroute/warmroute/store"
 )
 
+// indexOptions say where the index lives, for a command that neither routes nor registers.
+type indexOptions struct {
+	Redis        string        `placeholder:"URL" help:"Where the index lives: redis://, rediss://, redis+sentinel://host,…/master, redis+cluster://host,…; serve without it has one of its own."`
+	WriteTimeout time.Duration `default:"1s" placeholder:"TIME" help:"Longest time of one write to the index (default ${default})."`
+}
+
 // redisOptions say where the index lives and how long to wait for it.
 type redisOptions struct {
-	Redis        string        `placeholder:"URL" help:"Where the index lives: redis://, rediss://, redis+sentinel://host,…/master, redis+cluster://host,…"`
+	indexOptions
 	Shards       int           `default:"1" placeholder:"N" help:"Shards of a pool that this process is the first to know; a pool that exists keeps its number (default ${default})."`
 	LookupBudget time.Duration `default:"20ms" placeholder:"TIME" help:"Longest time that a request waits for the index (default ${default})."`
-	WriteTimeout time.Duration `default:"1s" placeholder:"TIME" help:"Longest time of one write to the index (default ${default})."`
 	RedisPool    int           `default:"16" placeholder:"N" help:"Connections per Redis node for lookups, and as many for the rest (default ${default})."`
 }
 

@@ -20,10 +20,13 @@ type serveCmd struct {
 func (serveCmd) Help() string {
 	return `Indexer and frontend in one process: all of warmroute for a small fleet. Without --redis the index
 lives in this process and is rebuilt from the engines after a restart.
+The frontend is at --listen, the indexer's own surface at --admin-listen.
 
 Example: one engine, nothing else
 
     warmroute serve --worker id=w0,url=http://127.0.0.1:8000,model=llama,events=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657,block-size=16
+
+    The model and the block size are the engine's own.
 
 Example: from a file, reachable from other machines
 
@@ -54,13 +57,16 @@ func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	io.Store, io.Logger, io.Registerer, io.Gatherer = index, logger, metrics, metrics
 	i, err := indexer.New(io)
 	if err != nil {
-		return setupError(err)
+		return setupError(err, "--admin-listen")
 	}
 	fo := c.Frontend.options(c.Redis.LookupBudget, c.Workers.Worker)
 	fo.Index, fo.Logger, fo.Registerer, fo.Gatherer = index, logger, metrics, metrics
 	f, err := frontend.New(fo)
 	if err != nil {
-		return setupError(err)
+		return setupError(err, "--listen")
+	}
+	if len(c.Workers.Worker) == 0 {
+		logger.Info("no --worker: engines have to register", "at", "http://"+i.Addr().String()+"/register")
 	}
 	return runServices(ctx, logger, service{"frontend", f.Addr(), f.Run}, service{"indexer", i.Addr().String(), i.Run})
 }

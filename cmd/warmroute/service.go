@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -57,12 +58,24 @@ func newRegistry() *prometheus.Registry {
 	return r
 }
 
-// setupError sorts the errors of constructors: an address that cannot be bound is a failure,
-// anything else that they refuse is configuration.
-func setupError(err error) error {
+// address is where a service listens.
+type address string
+
+// UnmarshalText reads host:port, or :port for every interface.
+func (a *address) UnmarshalText(text []byte) error {
+	if _, _, err := net.SplitHostPort(string(text)); err != nil {
+		return fmt.Errorf("listen address %q: want host:port, or :port for every interface", text)
+	}
+	*a = address(text)
+	return nil
+}
+
+// setupError sorts the errors of constructors: an address that cannot be bound is a failure, and
+// the flags that choose another are named; anything else that they refuse is configuration.
+func setupError(err error, flags ...string) error {
 	var network *net.OpError
 	if errors.As(err, &network) {
-		return err
+		return fmt.Errorf("%w (another address: %s)", err, strings.Join(flags, ", "))
 	}
 	return usagef("%w", err)
 }

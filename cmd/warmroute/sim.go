@@ -27,7 +27,7 @@ type simOptions struct {
 	PrefillPerToken time.Duration `default:"50us" placeholder:"TIME" help:"Time to compute one prompt token that the cache does not hold (default ${default})." group:"Speed"`
 	DecodePerToken  time.Duration `default:"5ms" placeholder:"TIME" help:"Time per token of the answer (default ${default})." group:"Speed"`
 
-	Encoding     string `default:"map" enum:"map,array" help:"Form of the events: map (vLLM since 0.24) or array (before)." group:"Events"`
+	Encoding     string `default:"map" enum:"map,array" placeholder:"FORM" help:"Form of the events: map (vLLM since 0.24) or array (before) (default ${default})." group:"Events"`
 	ArrayArity   int    `default:"10" placeholder:"N" help:"Length of a stored event in array form: 6, 7, 8, 9, 10 or 12 (default ${default})." group:"Events"`
 	ReplayLayout int    `default:"2" placeholder:"1|2" help:"Frame layout of replays: 1 (vLLM up to 0.25) or 2 (default ${default})." group:"Events"`
 	BufferSteps  int    `default:"10000" placeholder:"N" help:"Event batches that a rank keeps for replay (default ${default})." group:"Events"`
@@ -64,11 +64,14 @@ Example: one engine on the default ports
 
 Example: a slow one with a small cache and two ranks, in the event format of vLLM 0.20
 
-    warmroute sim --blocks 512 --prefill-per-token 1ms --ranks 2 --encoding array
+    warmroute sim --blocks 512 --prefill-per-token 1ms --ranks 2 --encoding array --replay-layout 1
 
-Example: crash it for three seconds (see package sim for more faults)
+Example: crash it for three seconds
 
-    curl -X POST http://127.0.0.1:8000/sim/crash -d '{"restart_after_ms": 3000}'`
+    curl -X POST http://127.0.0.1:8000/sim/crash -d '{"restart_after_ms": 3000}'
+
+More faults, each a POST: /sim/hang and /sim/resume, /sim/restart, /sim/drop_events, /sim/clear,
+/sim/unhealthy, /sim/sleep, /sim/break_streams.`
 }
 
 // Run serves until ctx ends.
@@ -77,7 +80,7 @@ func (c simCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	o.Logger = logger
 	e, err := sim.New(o)
 	if err != nil {
-		return setupError(err)
+		return setupError(err, "--http-listen", "--events-listen", "--replay-listen")
 	}
 	return runServices(ctx, logger, service{"sim", e.Addr(), e.Run})
 }
