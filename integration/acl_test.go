@@ -1,0 +1,649 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+	"github.com/warmroute/warmroute/store/redisproc"
+	"github.com/warmroute/warmroute/store/storetest"
+)
+
+// The users of docs/security-acl.md.
+const (
+	frontendUser = "warmroute-frontend"
+	indexerUser  = "warmroute-indexer"
+	checkUser    = "warmroute-check"
+	sentinelUser = "warmroute-sentinel"
+)
+
+// aclLines are the ACL SETUSER commands of docs/security-acl.md, by user, and the further grants of a cluster.
+func aclLines(t *testing.T) (lines map[string][]string, cluster []string) {
+	t.Helper()
+	text, err := os.ReadFile("../docs/security-acl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines = map[string][]string{}
+	for _, m := range regexp.MustCompile("ACL SETUSER (warmroute-[a-z]+) (reset [^\n`]*)").FindAllStringSubmatch(string(text), -1) {
+		lines[m[1]] = strings.Fields(m[2])
+	}
+	if m := regexp.MustCompile("(?m)^\\| Cluster \\| `([^`]*)`").FindStringSubmatch(string(text)); m != nil {
+		cluster = strings.Fields(m[1])
+	}
+	if len(lines) != 4 || len(cluster) == 0 {
+		t.Fatalf("security-acl.md: found the users %v and the grants of a cluster %q", lines, cluster)
+	}
+	return lines, cluster
+}
+
+// grants are the commands of a line.
+func grants(line []string) []string {
+	var out []string
+	for _, word := range line {
+		if command, ok := strings.CutPrefix(word, "+"); ok {
+			out = append(out, command)
+		}
+	}
+	return out
+}
+
+// secret is a user's password in the tests and in the page.
+func secret(user string) string {
+	return strings.ToUpper(strings.TrimPrefix(user, "warmroute-")) + "-PASSWORD"
+}
+
+// as is the URL of a server for a user.
+func as(user, url string) string {
+	scheme, rest, _ := strings.Cut(url, "://")
+	return scheme + "://" + user + ":" + secret(user) + "@" + rest
+}
+
+// admin is a server seen with all rights.
+type admin struct {
+	t *testing.T
+	*redisproc.Server
+	run func(args ...any) (any, error)
+}
+
+func newAdmin(t *testing.T, s *redisproc.Server) *admin {
+	c := s.Client()
+	t.Cleanup(func() { _ = c.Close() })
+	return &admin{t, s, func(args ...any) (any, error) { return c.Do(t.Context(), args...).Result() }}
+}
+
+func (a *admin) do(args ...any) any {
+	a.t.Helper()
+	v, err := a.run(args...)
+	if err != nil {
+		a.t.Fatalf("%v: %v", args, err)
+	}
+	return v
+}
+
+func (a *admin) setUser(user string, rules ...string) {
+	a.t.Helper()
+	args := []any{"ACL", "SETUSER", user}
+	for _, r := range rules {
+		args = append(args, r)
+	}
+	a.do(args...)
+}
+
+// denied lists what Redis has denied since the last reset: "user object", the object being a command or key.
+func (a *admin) denied() []string {
+	a.t.Helper()
+	var out []string
+	for _, entry := range a.do("ACL", "LOG").([]any) {
+		fields := entry.([]any)
+		of := func(name string) any {
+			for i := 0; i+1 < len(fields); i += 2 {
+				if fields[i] == name {
+					return fields[i+1]
+				}
+			}
+			return nil
+		}
+		out = append(out, fmt.Sprint(of("username"), " ", of("object")))
+	}
+	return out
+}
+
+// contents are all keys with what they hold.
+func (a *admin) contents() map[string]string {
+	a.t.Helper()
+	all := map[string]string{}
+	for _, key := range a.do("KEYS", "*").([]any) {
+		all[key.(string)] = a.do("DUMP", key).(string)
+	}
+	return all
+}
+
+// startACL starts a server with the users of the page.
+func startACL(t *testing.T) *admin {
+	t.Helper()
+	a := newAdmin(t, storetest.Redis(t).Server)
+	lines, _ := aclLines(t)
+	for _, user := range []string{frontendUser, indexerUser, checkUser} {
+		a.setUser(user, lines[user]...)
+	}
+	return a
+}
+
+func openStore(t *testing.T, url string) *store.Store {
+	t.Helper()
+	s, err := store.New(store.Options{URL: url, WriteTimeout: 5 * time.Second, LookupBudget: 5 * time.Second, SlotRest: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+var aclPool = kvcache.PoolID{Tenant: kvcache.DefaultTenant, Model: "m"}
+
+// indexerCycle does whatever an indexer does, until something fails.
+func indexerCycle(ctx context.Context, s *store.Store) error {
+	id := store.StreamID{Pool: aclPool, WorkerRank: kvcache.WorkerRank{Worker: "w"}}
+	st, _, err := s.Register(ctx, id, store.Registration{BlockSize: 4, URL: "http://127.0.0.1:1"})
+	if err != nil {
+		return err
+	}
+	var b store.Batch
+	b.Message(0)
+	b.Store(kvcache.Device, 1, 11)
+	b.Store(kvcache.Device, 2, 12)
+	b.Message(1)
+	b.Store(kvcache.Device, 1, 11) // a second copy
+	b.Message(2)
+	b.Store(kvcache.Device, 2, 22) // another engine hash
+	b.Message(3)
+	b.Remove(kvcache.Device, 11) // the second copy
+	b.Message(4)
+	b.Remove(kvcache.Device, 22) // the block
+	if o, _, err := s.Apply(ctx, st, &b); err != nil || o != store.Applied {
+		return fmt.Errorf("apply: %v %w", o, err)
+	}
+	if _, ok, err := s.Resolve(ctx, st, []kvcache.EngineHash{11}); err != nil || !ok[0] {
+		return fmt.Errorf("resolve: %v %w", ok, err)
+	}
+	if err := frontendReads(ctx, s); err != nil {
+		return err
+	}
+	if _, err := s.Touch(ctx, st); err != nil {
+		return err
+	}
+	st, ok, err := s.Stream(ctx, id)
+	if err != nil || !ok {
+		return fmt.Errorf("stream: %v %w", ok, err)
+	}
+	if st, _, err = s.Restart(ctx, st, -1); err != nil {
+		return err
+	}
+	for more := true; more; {
+		if _, more, err = s.Sweep(ctx, aclPool, 100); err != nil {
+			return err
+		}
+	}
+	_, err = s.Remove(ctx, st)
+	return err
+}
+
+// frontendReads are the administrative reads of frontends and indexers.
+func frontendReads(ctx context.Context, s *store.Store) error {
+	pools, err := s.Pools(ctx)
+	if err != nil || len(pools) != 1 {
+		return fmt.Errorf("pools: %v %w", pools, err)
+	}
+	streams, err := s.Streams(ctx, aclPool)
+	if err != nil || len(streams) != 1 {
+		return fmt.Errorf("streams: %v %w", streams, err)
+	}
+	blocks := 0
+	err = s.Dump(ctx, aclPool, func(kvcache.RouterEvent) error { blocks++; return nil })
+	if err != nil || blocks == 0 {
+		return fmt.Errorf("dump: %d blocks %w", blocks, err)
+	}
+	return nil
+}
+
+// frontendCycle does whatever a frontend does, until something fails.
+func frontendCycle(ctx context.Context, s *store.Store) error {
+	scores, state, err := s.Lookup(ctx, aclPool, []kvcache.BlockHash{1}, store.LookupOptions{TreeSizes: true})
+	if err != nil || state != kvcache.Exact || len(scores.Scores) != 1 {
+		return fmt.Errorf("lookup: %s %v %w", state, scores, err)
+	}
+	return frontendReads(ctx, s)
+}
+
+// fill puts one stream with one block into the index.
+func fill(t *testing.T, a *admin) {
+	t.Helper()
+	s := openStore(t, as(indexerUser, a.URL))
+	st, _, err := s.Register(t.Context(), store.StreamID{Pool: aclPool, WorkerRank: kvcache.WorkerRank{Worker: "w"}}, store.Registration{BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b store.Batch
+	b.Message(0)
+	b.Store(kvcache.Device, 1, 11)
+	if _, _, err := s.Apply(t.Context(), st, &b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// damage makes the index disagree with itself in every way that a check repairs.
+func damage(a *admin) {
+	const shard = "wr:1:{default:m#0}"
+	a.do("HDEL", shard+":holders", "0000000000000001")
+	a.do("HSET", shard+":holders", "0000000000000002", "\x01")
+	a.do("HSET", shard+":slots", "7", "ghost/0")
+}
+
+func checkCycle(ctx context.Context, s *store.Store) error {
+	pools, err := s.Pools(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range pools {
+		r, err := s.Check(ctx, p, true)
+		if err != nil || r.Found != 3 || r.Repaired != 3 {
+			return fmt.Errorf("check: %+v %w", r, err)
+		}
+	}
+	return nil
+}
+
+// Each grant of the page is needed: without it something fails, with an error that says why, and Redis's log
+// names the user and the command.
+func TestEachGrantIsNeededAndItsLackIsClear(t *testing.T) {
+	a := startACL(t)
+	lines, _ := aclLines(t)
+	for _, user := range []struct {
+		name    string
+		prepare func()
+		cycle   func(context.Context, *store.Store) error
+		spare   []string // used where allowed, and not missed
+	}{
+		{indexerUser, func() {}, indexerCycle, []string{"info"}},
+		{frontendUser, func() { fill(t, a) }, frontendCycle, nil},
+		{checkUser, func() { fill(t, a); damage(a) }, checkCycle, nil},
+	} {
+		t.Run(user.name, func(t *testing.T) {
+			attempt := func() error {
+				a.do("FLUSHALL")
+				user.prepare()
+				a.do("SCRIPT", "FLUSH")
+				a.do("ACL", "LOG", "RESET")
+				return user.cycle(t.Context(), openStore(t, as(user.name, a.URL)))
+			}
+			if err := attempt(); err != nil {
+				t.Fatalf("with all grants: %v", err)
+			}
+			if denied := a.denied(); len(denied) > 0 {
+				t.Errorf("with all grants Redis has denied %q", denied)
+			}
+			for _, command := range grants(lines[user.name]) {
+				if slices.Contains(user.spare, command) {
+					continue
+				}
+				a.setUser(user.name, "-"+command)
+				err := attempt()
+				denied := a.denied()
+				a.setUser(user.name, "+"+command)
+				switch {
+				case err == nil:
+					t.Errorf("%s is not needed", command)
+				case errors.Is(err, store.ErrInvalid):
+					t.Errorf("without %s: %v, which blames the caller", command, err)
+				case !strings.Contains(err.Error(), "NOPERM") || !strings.Contains(err.Error(), "'"+command+"'"):
+					// Of a command in a script, Redis before 7.2 tells only that there is one; of one in a transaction the same.
+					if !slices.ContainsFunc([]string{"executing the script can't run this command", "ACL failure in script", "EXECABORT"},
+						func(text string) bool { return strings.Contains(err.Error(), text) }) {
+						t.Errorf("without %s the error is not clear: %v", command, err)
+					}
+				}
+				if !slices.Contains(denied, user.name+" "+command) {
+					t.Errorf("without %s: %v, and ACL LOG has %q", command, err, denied)
+				}
+			}
+			a.setUser(user.name, "resetkeys", "~elsewhere:*")
+			err := attempt()
+			a.setUser(user.name, "resetkeys", "~wr:1:*")
+			if err == nil || !strings.Contains(err.Error(), "NOPERM") || !strings.Contains(err.Error(), "keys") {
+				t.Errorf("without the keys: %v", err)
+			}
+		})
+	}
+}
+
+// sayAs sends commands as a user and returns the replies' first lines.
+func sayAs(t *testing.T, a *admin, user string, commands ...string) []string {
+	t.Helper()
+	c, err := net.Dial("tcp", a.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	replies := bufio.NewReader(c)
+	var out []string
+	for _, command := range append([]string{"AUTH " + user + " " + secret(user)}, commands...) {
+		if _, err := fmt.Fprintf(c, "%s\r\n", command); err != nil {
+			t.Fatal(err)
+		}
+		line, err := replies.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, strings.TrimSpace(line))
+	}
+	if out[0] != "+OK" {
+		t.Fatalf("AUTH as %s: %s", user, out[0])
+	}
+	return out[1:]
+}
+
+func TestFrontendUserCannotWrite(t *testing.T) {
+	a := startACL(t)
+	fill(t, a)
+	lines, _ := aclLines(t)
+	for _, category := range []string{"write", "scripting", "dangerous", "admin", "pubsub", "transaction"} {
+		for _, command := range a.do("ACL", "CAT", category).([]any) {
+			if slices.Contains(grants(lines[frontendUser]), command.(string)) {
+				t.Errorf("%s is of category %s", command, category)
+			}
+		}
+	}
+	before := a.contents()
+	s := openStore(t, as(frontendUser, a.URL))
+	st, ok, err := openStore(t, as(indexerUser, a.URL)).Stream(t.Context(), store.StreamID{Pool: aclPool, WorkerRank: kvcache.WorkerRank{Worker: "w"}})
+	if err != nil || !ok {
+		t.Fatalf("stream: %v %v", ok, err)
+	}
+	var b store.Batch
+	b.Message(1)
+	b.Store(kvcache.Device, 2, 12)
+	for name, write := range map[string]func() error{
+		"register": func() error {
+			_, _, err := s.Register(t.Context(), st.StreamID, store.Registration{BlockSize: 4})
+			return err
+		},
+		"apply":   func() error { _, _, err := s.Apply(t.Context(), st, &b); return err },
+		"touch":   func() error { _, err := s.Touch(t.Context(), st); return err },
+		"restart": func() error { _, _, err := s.Restart(t.Context(), st, -1); return err },
+		"remove":  func() error { _, err := s.Remove(t.Context(), st); return err },
+	} {
+		if err := write(); err == nil || !strings.Contains(err.Error(), "NOPERM") {
+			t.Errorf("%s: %v, want NOPERM", name, err)
+		}
+	}
+	commands := []string{"SET wr:1:x y", "DEL wr:1:{default:m}:config", "HSET wr:1:{default:m}:config block_size 1", "FLUSHALL",
+		"EVAL return 0", "CONFIG GET *", "KEYS *", "GET other", "HGETALL other", "SUBSCRIBE wr:1:x", "ACL WHOAMI"}
+	for i, reply := range sayAs(t, a, frontendUser, commands...) {
+		if !strings.HasPrefix(reply, "-NOPERM") {
+			t.Errorf("%s: %s", commands[i], reply)
+		}
+	}
+	for _, user := range []string{indexerUser, checkUser} {
+		commands := []string{"SET other y", "GET other", "HSET other a b", "FLUSHALL", "CONFIG SET maxmemory 1", "KEYS *", "PUBLISH a b", "SCRIPT FLUSH"}
+		for i, reply := range sayAs(t, a, user, commands...) {
+			if !strings.HasPrefix(reply, "-NOPERM") {
+				t.Errorf("%s as %s: %s", commands[i], user, reply)
+			}
+		}
+	}
+	if after := a.contents(); !maps.Equal(after, before) {
+		t.Errorf("the index has changed from %q to %q", before, after)
+	}
+}
+
+// All of warmroute under the users of the page, with an engine that crashes and one that leaves: Redis denies nothing.
+func TestWholeCycleUnderACLUsers(t *testing.T) {
+	a := startACL(t)
+	e0, e1 := startEngine(t, "e0"), startEngine(t, "e1")
+	_, indexer := startIndexer(t, as(indexerUser, a.URL), workers(e0, e1)...)
+	_, frontend := startFrontend(t, as(frontendUser, a.URL)) // learns of the engines from the index
+	eventually(t, "the frontend knows both engines", func() bool {
+		var list struct{ Workers []struct{ Healthy bool } }
+		getJSON(t, frontend+"/workers", &list)
+		return len(list.Workers) == 2 && list.Workers[0].Healthy && list.Workers[1].Healthy
+	})
+	for _, name := range []string{"figs", "dates", "quinces", "medlars"} {
+		system, question := longPrompt(name), message{"user", "what is it?"}
+		first := chat(t, frontend, system, question)
+		if first.state != "exact" {
+			t.Errorf("index state %q, want exact", first.state)
+		}
+		awaitOverlap(t, frontend, first.worker, first, system, question)
+		if again := chat(t, frontend, system, question); again.overlap == 0 {
+			t.Errorf("the second time: %+v", again)
+		}
+	}
+	if dump := get(t, frontend+"/dump"); !strings.Contains(dump, `"stored"`) {
+		t.Errorf("dump: %.200s", dump)
+	}
+	lifetime := e0.state().StartedMS
+	postJSON(t, e0.base+"/sim/crash", map[string]any{"restart_after_ms": 100}, nil)
+	eventually(t, "the engine is back", func() bool {
+		resp, err := http.Get(e0.base + "/sim/state")
+		if err != nil {
+			return false // crashed
+		}
+		defer func() { _ = resp.Body.Close() }()
+		var s state
+		return json.NewDecoder(resp.Body).Decode(&s) == nil && s.StartedMS > lifetime
+	})
+	postJSON(t, e0.base+"/v1/completions", map[string]any{"model": model, "prompt": longPrompt("sloes").Content, "max_tokens": 1}, nil)
+	eventually(t, "what it held is swept", func() bool {
+		return regexp.MustCompile(`(?m)^warmroute_swept_blocks_total\{.*\} [1-9]`).MatchString(get(t, indexer+"/metrics"))
+	})
+	postJSON(t, indexer+"/unregister", map[string]any{"instance_id": "e1", "modelname": model}, nil)
+	if stdout, stderr, code := output(t, "check", "--redis="+as(checkUser, a.URL)); code != 0 {
+		t.Errorf("check: exit %d, %s%s", code, stdout, stderr)
+	}
+	if denied := a.denied(); len(denied) > 0 {
+		t.Errorf("Redis has denied %q", denied)
+	}
+}
+
+// A frontend that lacks a grant serves all the same, says what it lacks, and is well again as soon as it is granted.
+func TestFrontendServesWithoutAGrant(t *testing.T) {
+	a := startACL(t)
+	e0 := startEngine(t, "e0")
+	startIndexer(t, as(indexerUser, a.URL), workers(e0)...)
+	p, frontend := startFrontend(t, as(frontendUser, a.URL), workers(e0)...)
+	system, question := longPrompt("olives"), message{"user", "what is it?"}
+	awaitOverlap(t, frontend, "e0", chat(t, frontend, system, question), system, question)
+	lines, _ := aclLines(t)
+	for _, command := range grants(lines[frontendUser]) {
+		a.setUser(frontendUser, "-"+command)
+		said := false
+		eventually(t, "the frontend says that it lacks "+command, func() bool {
+			chat(t, frontend, system, question) // fails the test on anything but a good answer
+			overlaps(t, frontend, system, question)
+			status(t, frontend+"/dump")
+			said = slices.ContainsFunc(p.log(), func(line string) bool {
+				return strings.Contains(line, "NOPERM") && strings.Contains(line, "'"+command+"'")
+			})
+			return said
+		})
+		a.setUser(frontendUser, "+"+command)
+		eventually(t, "the frontend is well again with "+command, func() bool {
+			return chat(t, frontend, system, question).state == "exact" && status(t, frontend+"/dump") == 200
+		})
+	}
+}
+
+// An indexer that lacks a grant says so, and what it could not write is not lost; requests go on.
+func TestIndexerWaitsForAGrant(t *testing.T) {
+	a := startACL(t)
+	e0 := startEngine(t, "e0")
+	p, _ := startIndexer(t, as(indexerUser, a.URL), workers(e0)...)
+	_, frontend := startFrontend(t, as(frontendUser, a.URL), workers(e0)...)
+	for i, command := range []string{"evalsha", "hset"} {
+		system, question := longPrompt(fmt.Sprint("peaches ", i)), message{"user", "what is it?"}
+		a.setUser(indexerUser, "-"+command)
+		first := chat(t, frontend, system, question)
+		if i == 0 {
+			p.awaitLine("the index does not answer, events wait in the buffer", "NOPERM", "'evalsha'")
+		} else {
+			p.awaitLine("the index does not answer, events wait in the buffer", "script")
+		}
+		if second := chat(t, frontend, system, question); second.cached == 0 {
+			t.Errorf("a request meanwhile: %+v", second)
+		}
+		a.setUser(indexerUser, "+"+command)
+		awaitOverlap(t, frontend, "e0", first, system, question)
+	}
+}
+
+// A wrong password is no reason not to start or not to serve.
+func TestWrongPasswordIsSaid(t *testing.T) {
+	a := startACL(t)
+	e0 := startEngine(t, "e0")
+	p, frontend := startFrontend(t, strings.Replace(as(frontendUser, a.URL), "PASSWORD", "WRONG", 1), workers(e0)...)
+	if got := chat(t, frontend, longPrompt("kiwis"), message{"user", "what is it?"}); got.state != "degraded" {
+		t.Errorf("index state %q, want degraded", got.state)
+	}
+	p.awaitLine("index link down", "WRONGPASS")
+	if log := strings.Join(p.log(), "\n"); strings.Contains(log, "FRONTEND-WRONG") {
+		t.Error("the log tells the password")
+	}
+}
+
+func TestACLUsersInACluster(t *testing.T) {
+	c := storetest.Cluster(t)
+	lines, further := aclLines(t)
+	var nodes []*admin
+	for _, n := range c.Nodes {
+		a := newAdmin(t, n)
+		nodes = append(nodes, a)
+		for _, user := range []string{frontendUser, indexerUser} {
+			a.setUser(user, append(lines[user], further...)...)
+		}
+	}
+	everywhere := func(f func(*admin)) {
+		for _, a := range nodes {
+			f(a)
+		}
+	}
+	work := func() error {
+		everywhere(func(a *admin) {
+			a.do("FLUSHALL")
+			a.do("SCRIPT", "FLUSH")
+			a.do("ACL", "LOG", "RESET")
+		})
+		if err := indexerCycle(t.Context(), openStore(t, as(indexerUser, c.URL))); err != nil {
+			return fmt.Errorf("indexer: %w", err)
+		}
+		s := openStore(t, as(indexerUser, c.URL))
+		_, _, err := s.Register(t.Context(), store.StreamID{Pool: aclPool, WorkerRank: kvcache.WorkerRank{Worker: "v"}}, store.Registration{BlockSize: 4})
+		if err != nil {
+			return err
+		}
+		f := openStore(t, as(frontendUser, c.URL))
+		if _, state, err := f.Lookup(t.Context(), aclPool, []kvcache.BlockHash{1}, store.LookupOptions{}); err != nil || state != kvcache.Exact {
+			return fmt.Errorf("lookup: %s %w", state, err)
+		}
+		return migrating(t, nodes, f)
+	}
+	if err := work(); err != nil {
+		t.Fatal(err)
+	}
+	everywhere(func(a *admin) {
+		if denied := a.denied(); len(denied) > 0 {
+			t.Errorf("%s has denied %q", a.Addr, denied)
+		}
+	})
+	for _, grant := range further {
+		if grant == "+command" { // asked for, and not missed
+			continue
+		}
+		everywhere(func(a *admin) {
+			for _, user := range []string{frontendUser, indexerUser} {
+				a.setUser(user, append(lines[user], further...)...)
+				a.setUser(user, "-"+strings.TrimPrefix(grant, "+"))
+			}
+		})
+		if err := work(); err == nil || !strings.Contains(err.Error(), "NOPERM") {
+			t.Errorf("without %s: %v, want NOPERM", grant, err)
+		}
+	}
+}
+
+// migrating asks for a pool whose slot is on its way to another node.
+func migrating(t *testing.T, nodes []*admin, s *store.Store) error {
+	t.Helper()
+	slot := nodes[0].do("CLUSTER", "KEYSLOT", "{default:moving}").(int64)
+	ids := make([]string, len(nodes))
+	from := -1
+	for i, a := range nodes {
+		ids[i] = a.do("CLUSTER", "MYID").(string)
+		if _, err := a.run("EXISTS", "{default:moving}"); err == nil {
+			from = i
+		}
+	}
+	to := (from + 1) % len(nodes)
+	nodes[to].do("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[from])
+	nodes[from].do("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to])
+	defer nodes[from].do("CLUSTER", "SETSLOT", slot, "STABLE")
+	defer nodes[to].do("CLUSTER", "SETSLOT", slot, "STABLE")
+	if _, ok, err := s.PoolConfig(t.Context(), kvcache.PoolID{Tenant: kvcache.DefaultTenant, Model: "moving"}); ok || err != nil {
+		return fmt.Errorf("pool of a moving slot: %v %w", ok, err)
+	}
+	return nil
+}
+
+// With a user of its own on the sentinel the store finds the master, and the next one after a failover.
+func TestACLUsersUnderASentinel(t *testing.T) {
+	lines, _ := aclLines(t)
+	s := storetest.Sentinel(t)
+	for _, n := range []*redisproc.Server{s.Master, s.Replica} {
+		a := newAdmin(t, n)
+		for _, user := range []string{frontendUser, indexerUser} {
+			a.setUser(user, lines[user]...)
+		}
+	}
+	watcher := newAdmin(t, s.Watcher)
+	watcher.setUser(sentinelUser, lines[sentinelUser]...)
+	url := as(indexerUser, s.URL) + "?sentinel_username=" + sentinelUser + "&sentinel_password=" + secret(sentinelUser)
+
+	// What finds the master is needed; the rest finds the other sentinels, and brings word of a failover.
+	const find = "sentinel|get-master-addr-by-name"
+	watcher.setUser(sentinelUser, "-"+find)
+	if err := indexerCycle(t.Context(), openStore(t, url)); err == nil || !strings.Contains(err.Error(), "NOPERM") || !strings.Contains(err.Error(), find) {
+		t.Errorf("without %s: %v", find, err)
+	}
+	watcher.setUser(sentinelUser, lines[sentinelUser]...)
+	watcher.do("ACL", "LOG", "RESET")
+
+	ix := openStore(t, url)
+	if err := indexerCycle(t.Context(), ix); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the sentinel takes the replica for a good one", func() bool {
+		_, err := watcher.run("SENTINEL", "FAILOVER", "main")
+		return err == nil
+	})
+	eventually(t, "the store has found the new master", func() bool {
+		addr := watcher.do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main").([]any)
+		return net.JoinHostPort(addr[0].(string), addr[1].(string)) == s.Replica.Addr && indexerCycle(t.Context(), ix) == nil
+	})
+	if denied := watcher.denied(); len(denied) > 0 {
+		t.Errorf("the sentinel has denied %q", denied)
+	}
+}
