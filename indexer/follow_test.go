@@ -152,6 +152,27 @@ func TestReplayCannotFill(t *testing.T) {
 	}
 }
 
+// A publisher whose replay failed is left alone for a while; the process that takes its place is not.
+func TestReplayAfterAFailedOneAndARestart(t *testing.T) {
+	st := newStore(t)
+	e := zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"})
+	e.SetReplay(zmtptest.Replay{})
+	ix := newIndexer(t, Options{Store: st, Workers: []Worker{worker("w", e)}})
+	ix.timing.replaySilence = 100 * time.Millisecond
+	start(t, ix)
+	e.Subscribed()
+	e.Publish("kv", 0, payload(stored(nil, 1)))
+	wantHeld(t, st, testPool, gpu("w/0", 1)...) // after the replay, which failed
+
+	e.Kill()
+	again := zmtptest.Start(t, zmtptest.Config{XPUB: true, Pub: e.Endpoint, Router: e.ReplayEndpoint})
+	again.Lose("kv", 0, payload(stored(nil, 7)))
+	again.Subscribed()
+	again.Publish("kv", 1, payload(stored(nil, 8)))
+	wantHeld(t, st, testPool, gpu("w/0", 7, 8)...)
+	wantClean(t, st, testPool)
+}
+
 func TestMalformedMessages(t *testing.T) {
 	st := newStore(t)
 	e := zmtptest.Start(t, zmtptest.Config{XPUB: true})
@@ -163,6 +184,7 @@ func TestMalformedMessages(t *testing.T) {
 	e.Raw([]byte("kv"), payload(removed(1)))                                             // two frames
 	e.Raw([]byte("kv"), []byte("\xff\xff\xff\xff\xff\xff\xff\xff"), payload(removed(1))) // the END number
 	e.Raw([]byte("kv"), []byte("\xff\xff\xff\xff\xff\xff\xff\xfe"), payload(removed(1))) // beyond any watermark
+	e.Raw([]byte("kv"), []byte("\x00\x20\x00\x00\x00\x00\x00\x01"), payload(removed(1))) // beyond what a double tells apart
 	rank := 5
 	e.Publish("kv", 1, wire.Encode(nil, wire.Batch{Rank: &rank, Events: []wire.Event{removed(1)}}, wire.FormMap))
 	e.Publish("kv", 2, payload(stored(nil, 2)))
@@ -177,7 +199,7 @@ func TestMalformedMessages(t *testing.T) {
 	e.Publish("kv", 7, []byte("\x93\xc0\x91\x91\xa8NewEvent\x00")) // an unknown tag is no loss
 	e.Publish("kv", 8, payload(stored(nil, 5)))
 	wantHeld(t, st, testPool, gpu("w/0", 4, 5)...)
-	for code, want := range map[string]int{"frame_count": 1, "seq_length": 2, "end_payload": 1, "dp_rank": 1, "unknown_tag": 1} {
+	for code, want := range map[string]int{"frame_count": 1, "seq_length": 3, "end_payload": 1, "dp_rank": 1, "unknown_tag": 1} {
 		if n := counter(ix.metrics.errors, code); n != want {
 			t.Errorf("%d errors %s, want %d", n, code, want)
 		}

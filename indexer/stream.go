@@ -19,7 +19,7 @@ type timing struct {
 	redial        time.Duration // first wait before connecting again
 	retry         time.Duration // first wait before asking Redis again
 	replaySilence time.Duration // without a batch or END
-	replayHold    time.Duration // a publisher that gave no complete answer is not asked again before
+	replayHold    time.Duration // a publisher that gave no complete answer is not asked again before, unless it connects anew
 }
 
 var defaultTiming = timing{
