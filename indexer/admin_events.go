@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"time"
 
@@ -93,8 +92,8 @@ func checkEvent(e *kvcache.RouterEvent, worker kvcache.WorkerName, rank int) err
 	if e.Event.DPRank != 0 && e.Event.DPRank != rank {
 		return fmt.Errorf("dp_rank %d in a request about rank %d", e.Event.DPRank, rank)
 	}
-	if e.Event.EventID > math.MaxInt64 {
-		return fmt.Errorf("event_id %d is too large", e.Event.EventID)
+	if e.Event.EventID > maxSeq {
+		return fmt.Errorf("event_id %d is too large: want 0 to %d", e.Event.EventID, maxSeq)
 	}
 	d := e.Event.Data
 	if d.Stored == nil && d.Removed == nil && !d.Cleared {

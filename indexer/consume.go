@@ -2,7 +2,6 @@ package indexer
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"github.com/warmroute/warmroute/indexer/wire"
@@ -26,7 +25,7 @@ func (s *stream) arrive(ctx context.Context, a arrival) error {
 		s.ix.countError(err)
 		return nil
 	}
-	if m.Seq > math.MaxInt64 {
+	if m.Seq > maxSeq {
 		s.ix.countError(&wire.Error{Code: wire.SeqLength})
 		return nil
 	}

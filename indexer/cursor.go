@@ -2,6 +2,9 @@ package indexer
 
 import "hash/maphash"
 
+// maxSeq is the largest sequence number taken: scripts compare watermarks as doubles.
+const maxSeq = 1 << 53
+
 // cursor is the sequence machine of one publisher.
 type cursor struct {
 	live int64 // newest number seen on the live socket of this engine process; -1 = none

@@ -3,7 +3,6 @@ package indexer
 import (
 	"context"
 	"errors"
-	"math"
 	"time"
 
 	"github.com/warmroute/warmroute/indexer/wire"
@@ -113,10 +112,12 @@ func (s *stream) replaySession(ctx context.Context, start int64) (got []message,
 		return nil, false, err
 	}
 	bytes, last := 0, start-1
+	// Only what brings the replay on may prolong it: a publisher that repeats itself would hold it for ever.
+	prolong := func() error { return conn.SetReadDeadline(time.Now().Add(s.ix.timing.replaySilence)) }
+	if err := prolong(); err != nil {
+		return nil, false, err
+	}
 	for bytes <= s.ix.opts.ReplayBytes {
-		if err := conn.SetReadDeadline(time.Now().Add(s.ix.timing.replaySilence)); err != nil {
-			return got, false, err
-		}
 		frames, err := conn.Recv()
 		if err != nil {
 			return got, false, err
@@ -129,8 +130,11 @@ func (s *stream) replaySession(ctx context.Context, start int64) (got []message,
 		if r.Kind == wire.ReplyEnd {
 			return got, true, nil
 		}
-		if r.Seq > math.MaxInt64 || int64(r.Seq) <= last {
+		if r.Seq > maxSeq || int64(r.Seq) <= last {
 			continue
+		}
+		if err := prolong(); err != nil {
+			return got, false, err
 		}
 		last = int64(r.Seq)
 		got = append(got, message{last, r.Payload})
