@@ -64,7 +64,7 @@ func (ix *Indexer) postRegister(c *gin.Context) {
 			Engine: req.Type, Topic: req.Topic, LoRA: req.LoRA, Salt: req.Salt,
 		},
 	}
-	if err := p.check(); err != nil {
+	if err := errors.Join(p.check(), checkURL(req.URL)); err != nil {
 		fail(c, http.StatusBadRequest, "invalid", err.Error())
 		return
 	}

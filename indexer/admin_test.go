@@ -57,6 +57,8 @@ func TestRegisterBadInput(t *testing.T) {
 		{`{"instance_id":"w","model_name":"m","endpoint":"http://x:1"}`, 400, "invalid", "tcp"},
 		{`{"instance_id":"w","model_name":"m","replay_endpoint":"tcp://x:1"}`, 400, "invalid", "replay"},
 		{`{"instance_id":"w","model_name":"m","type":"Llama"}`, 400, "invalid", "vLLM"},
+		{`{"instance_id":"w","model_name":"m","url":"ftp://x"}`, 400, "invalid", "http://host:port"},
+		{`{"instance_id":"w","model_name":"m","url":"127.0.0.1:8000"}`, 400, "invalid", "http://host:port"},
 		{`{"instance_id":"w2","model_name":"m","block_size":32}`, 409, "block_size_conflict", "16"},
 		{`{"instance_id":"w","model_name":"m","block_size":32}`, 409, "block_size_conflict", "32"},
 		{`{"instance_id":"w","model_name":"m","x":"` + strings.Repeat("y", maxBody) + `"}`, 413, "too_large", ""},
@@ -291,6 +293,7 @@ func TestEventsBadInput(t *testing.T) {
 		{with("w", `{"worker_id":"x","event":{"event_id":0,"data":"cleared"}}`), 400, "invalid_event", "worker_id"},
 		{with("w", `{"event":{"event_id":0,"dp_rank":3,"data":"cleared"}}`), 400, "invalid_event", "dp_rank"},
 		{with("w", `{"event":{"event_id":18446744073709551615,"data":"cleared"}}`), 400, "invalid_event", "event_id"},
+		{with("w", `{"event":{"event_id":9007199254740993,"data":"cleared"}}`), 400, "invalid_event", "event_id"}, // no double
 		{with("w", `{"event":{"event_id":-1,"data":"cleared"}}`), 400, "bad_json", "event_id"},
 		{with("w", ok+","+data(`{"stored":{"blocks":[{"block_hash":1}]}}`)), 400, "invalid_event", "events[1]"},
 	} {

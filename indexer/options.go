@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -193,6 +194,9 @@ func (w Worker) publisher(rank int) (publisher, error) {
 			BlockSize: w.BlockSize, URL: w.URL, Engine: w.Engine, Topic: w.Topic, LoRA: w.LoRA, Salt: w.Salt,
 		},
 	}
+	if err := checkURL(w.URL); err != nil {
+		return p, err
+	}
 	var err error
 	if w.Endpoint != "" {
 		if p.reg.Endpoint, err = zmtp.WithRank(w.Endpoint, rank); err != nil {
@@ -213,6 +217,18 @@ func poolID(tenant, model string) kvcache.PoolID {
 		tenant = kvcache.DefaultTenant
 	}
 	return kvcache.PoolID{Tenant: tenant, Model: model}
+}
+
+// checkURL refuses a worker's URL that no frontend could use.
+func checkURL(raw string) error {
+	if raw == "" {
+		return nil
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("url %q: want http://host:port or https://host:port", raw)
+	}
+	return nil
 }
 
 // check refuses what could never be followed, and fills in the engine.

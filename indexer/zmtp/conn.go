@@ -108,7 +108,7 @@ func Dial(ctx context.Context, endpoint string, typ SocketType, o Options) (*Con
 	if err != nil {
 		_ = nc.Close()
 		if ctx.Err() != nil {
-			err = errors.Join(ctx.Err(), err)
+			err = fmt.Errorf("%w: %w", ctx.Err(), err) // in one line: it is shown as a status
 		}
 		return nil, fmt.Errorf("handshake with %s: %w", endpoint, err)
 	}
