@@ -150,7 +150,7 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 	defer cancel()
 	sh, err := s.shard(bounded, st)
 	if err != nil {
-		return 0, 0, classify(ctx, fmt.Errorf("apply batch: %w", err))
+		return 0, 0, s.writeFailed(ctx, fmt.Errorf("apply batch: %w", err))
 	}
 	if sh == nil {
 		return Stale, -1, nil
@@ -180,7 +180,7 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 		err = errShortReply
 	}
 	if err != nil {
-		return 0, 0, classify(ctx, fmt.Errorf("apply batch: %w", err))
+		return 0, 0, s.writeFailed(ctx, fmt.Errorf("apply batch: %w", err))
 	}
 	s.metrics.applySeconds.WithLabelValues(sh.name).Observe(time.Since(start).Seconds())
 	s.metrics.applyBlocks.WithLabelValues(sh.name).Observe(float64(b.ops))

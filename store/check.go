@@ -92,10 +92,11 @@ func (s *Store) checkSlots(ctx context.Context, sh *shard, repair bool, r *Repor
 			return err
 		}
 		now, err := s.write.HGet(ctx, sh.keys.slots(), slot).Result()
-		if err == redis.Nil || now != owner {
-			continue // changed meanwhile
-		} else if err != nil {
+		if err != nil && err != redis.Nil {
 			return err
+		}
+		if now != owner {
+			continue // changed meanwhile
 		}
 		switch {
 		case has[0] == nil:

@@ -29,6 +29,7 @@ const (
 	ReasonClusterDown   = "cluster_down"
 	ReasonPoolExhausted = "pool_exhausted"
 	ReasonCorrupt       = "corrupt"
+	ReasonRefused       = "refused"  // writes only: full, a replica, or a failed save
 	ReasonCanceled      = "canceled" // the caller hung up: not a failure of the index
 	ReasonInvalid       = "invalid"
 )
@@ -102,14 +103,15 @@ var replyClasses = map[string]struct {
 	"TRYAGAIN":    {ErrUnavailable, ReasonClusterDown},
 	"MOVED":       {ErrUnavailable, ReasonClusterDown},
 	"ASK":         {ErrUnavailable, ReasonClusterDown},
-	"READONLY":    {ErrUnavailable, ReasonClusterDown},
-	"NOREPLICAS":  {ErrUnavailable, ReasonClusterDown},
+	"READONLY":    {ErrUnavailable, ReasonRefused},
+	"NOREPLICAS":  {ErrUnavailable, ReasonRefused},
 	"UNBLOCKED":   {ErrUnavailable, ReasonClusterDown},
-	"MISCONF":     {ErrUnavailable, ReasonConnection}, // writes refused after a failed save
-	"OOM":         {ErrUnavailable, ReasonConnection}, // writes refused at maxmemory
+	"MISCONF":     {ErrUnavailable, ReasonRefused}, // writes refused after a failed save
+	"OOM":         {ErrUnavailable, ReasonRefused}, // writes refused at maxmemory
 	"NOAUTH":      {ErrUnavailable, ReasonConnection},
 	"WRONGPASS":   {ErrUnavailable, ReasonConnection},
 	"NOPERM":      {ErrUnavailable, ReasonConnection},
+	"EXECABORT":   {ErrUnavailable, ReasonConnection}, // a command of the transaction was refused
 	"NOSCRIPT":    {ErrUnavailable, ReasonConnection}, // flushed between the two tries
 	"WRONGTYPE":   {ErrCorrupt, ReasonCorrupt},
 	"WRSLOT":      {ErrCorrupt, ReasonCorrupt}, // our scripts' own
@@ -143,7 +145,8 @@ func classify(caller context.Context, err error) error {
 		if c, ok := replyClasses[word]; ok {
 			return &failure{c.kind, c.reason, err}
 		}
-		if strings.HasPrefix(rest, "max number of clients") {
+		if strings.HasPrefix(rest, "max number of clients") ||
+			strings.HasPrefix(rest, "The user executing the script can't") || strings.HasPrefix(rest, "ACL failure in script") {
 			return &failure{ErrUnavailable, ReasonConnection, err}
 		}
 		return &failure{ErrCorrupt, ReasonCorrupt, err} // an answer that no index gives

@@ -220,7 +220,7 @@ func TestRoleChange(t *testing.T) {
 	var b store.Batch
 	b.Message(1)
 	removeAll("a", kvcache.Device, p[0])(&b)
-	if _, _, err := s.Apply(t.Context(), a, &b); !errors.Is(err, store.ErrUnavailable) || store.Reason(err) != store.ReasonClusterDown {
+	if _, _, err := s.Apply(t.Context(), a, &b); !errors.Is(err, store.ErrUnavailable) || store.Reason(err) != store.ReasonRefused {
 		t.Fatalf("a write on a replica: %v", err)
 	}
 	if err := raw.Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {

@@ -16,6 +16,8 @@ type metrics struct {
 	applySeconds    *prometheus.HistogramVec
 	applyBlocks     *prometheus.HistogramVec
 	sweptBlocks     *prometheus.CounterVec
+	writeErrors     *prometheus.CounterVec
+	lookupBudget    prometheus.Gauge
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -44,6 +46,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		applyBlocks: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "warmroute_apply_blocks", Help: "Blocks stored and removed by one application.", Buckets: sizes,
 		}, []string{"shard"}),
+		writeErrors: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_index_write_errors_total",
+			Help: "Writes to the index that failed, by reason; refused means that Redis is full, a replica, or could not save.",
+		}, []string{"reason"}),
+		lookupBudget: f.NewGauge(prometheus.GaugeOpts{
+			Name: "warmroute_lookup_budget_seconds", Help: "Longest time that a request waits for the index.",
+		}),
 		sweptBlocks: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_swept_blocks_total", Help: "Blocks of ended generations that the sweep cleared.",
 		}, []string{"shard"}),

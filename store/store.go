@@ -108,6 +108,7 @@ func New(o Options) (*Store, error) {
 		write: newClient(*redisOptions, o, o.WriteTimeout),
 		stop:  make(chan struct{}), pools: map[kvcache.PoolID]*pool{},
 	}
+	s.metrics.lookupBudget.Set(o.LookupBudget.Seconds())
 	if !redisOptions.IsClusterMode {
 		s.gate = make(gate, o.PoolSize)
 	}
@@ -143,6 +144,15 @@ func (s *Store) Links() []LinkStatus {
 		}
 	}
 	return out
+}
+
+// writeFailed classifies and counts the error of a write.
+func (s *Store) writeFailed(ctx context.Context, err error) error {
+	err = classify(ctx, err)
+	if reason := Reason(err); reason != ReasonCanceled && reason != ReasonInvalid {
+		s.metrics.writeErrors.WithLabelValues(reason).Inc()
+	}
+	return err
 }
 
 // bound limits an administrative or writing call.

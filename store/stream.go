@@ -74,7 +74,7 @@ func (s *Store) Register(ctx context.Context, id StreamID, r Registration) (st S
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
 	fail := func(err error) (Stream, bool, error) {
-		return Stream{}, false, classify(ctx, fmt.Errorf("register: %w", err))
+		return Stream{}, false, s.writeFailed(ctx, fmt.Errorf("register: %w", err))
 	}
 	sh, n, err := s.place(bounded, id, r.BlockSize)
 	if err != nil {
@@ -212,7 +212,7 @@ func (s *Store) Touch(ctx context.Context, st Stream) (Outcome, error) {
 			strconv.FormatInt(st.Generation, 10), strconv.FormatInt(time.Now().UnixMilli(), 10))
 	}
 	if err != nil {
-		return 0, classify(ctx, fmt.Errorf("renew stream: %w", err))
+		return 0, s.writeFailed(ctx, fmt.Errorf("renew stream: %w", err))
 	}
 	if len(v) != 1 || v[0] != "0" {
 		return Stale, nil
@@ -240,7 +240,7 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 	defer cancel()
 	sh, err := s.shard(bounded, st)
 	if err != nil {
-		return Stream{}, 0, classify(ctx, fmt.Errorf("retire stream: %w", err))
+		return Stream{}, 0, s.writeFailed(ctx, fmt.Errorf("retire stream: %w", err))
 	}
 	if sh == nil {
 		return Stream{StreamID: st.StreamID, Registration: st.Registration, Shard: st.Shard, Seq: -1}, Stale, nil
@@ -262,7 +262,7 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 		err = errShortReply
 	}
 	if err != nil {
-		return Stream{}, 0, classify(ctx, fmt.Errorf("retire stream: %w", err))
+		return Stream{}, 0, s.writeFailed(ctx, fmt.Errorf("retire stream: %w", err))
 	}
 	outcome := Applied
 	if v[0] != "0" {
@@ -293,7 +293,7 @@ func (s *Store) Sweep(ctx context.Context, id kvcache.PoolID, limit int) (swept 
 		swept += n
 		more = more || m
 		if err != nil {
-			errs = append(errs, classify(ctx, fmt.Errorf("sweep shard %s: %w", sh.name, err)))
+			errs = append(errs, s.writeFailed(ctx, fmt.Errorf("sweep shard %s: %w", sh.name, err)))
 		}
 	}
 	return swept, more, errors.Join(errs...)
