@@ -126,7 +126,7 @@ func TestClassify(t *testing.T) {
 		{here, replyError("MOVED 3999 127.0.0.1:6381"), ErrUnavailable, ReasonClusterDown},
 		{here, replyError("BUSY Redis is busy running a script."), ErrUnavailable, ReasonTimeout},
 		{here, replyError("OOM command not allowed when used memory > 'maxmemory'."), ErrUnavailable, ReasonRefused},
-		{here, replyError("MISCONF Redis is configured to save RDB snapshots"), ErrUnavailable, ReasonRefused}
+		{here, replyError("MISCONF Redis is configured to save RDB snapshots"), ErrUnavailable, ReasonRefused},
 		{here, replyError("ERR The user executing the script can't run this command or subcommand script: x"), ErrUnavailable, ReasonConnection},
 		{here, replyError("EXECABORT Transaction discarded because of previous errors."), ErrUnavailable, ReasonConnection},
 		{here, replyError("NOAUTH Authentication required."), ErrUnavailable, ReasonConnection},
