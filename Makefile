@@ -15,16 +15,16 @@ help: ## List the targets
 build: ## Build bin/warmroute
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/warmroute ./cmd/warmroute
 
-install: ## Install warmroute into $GOBIN
+install: ## Install warmroute where go install puts it
 	CGO_ENABLED=0 $(GO) install -trimpath ./cmd/warmroute
 
 demo: ## Run the demo: no Redis, no GPU, under a minute
 	$(GO) run ./cmd/warmroute demo
 
-deps: ## Install what the tests use beyond Go where root and apt-get allow it, name what is missing
+deps: ## Install what the tests use beyond Go (as root, with apt-get), or name what is missing
 	@.ci/deps
 
-test: deps ## Run all tests; REQUIRE_REDIS=1 makes a skip for want of a dependency a failure
+test: deps ## Run all tests, about two minutes; REQUIRE_REDIS=1 fails what would be skipped
 	$(GO) test $(TESTFLAGS) $(PACKAGES)
 
 race: ## Run all tests with the race detector
@@ -51,7 +51,7 @@ tidy: ## gofmt -w and go mod tidy
 	gofmt -w .
 	$(GO) mod tidy
 
-image: ## Build the container image warmroute:$(VERSION)
+image: ## Build the container image warmroute, tagged with the version and latest
 	docker build -t warmroute:$(VERSION) -t warmroute:latest .
 
 compose: ## Run Redis, two indexers, two frontends and two simulated engines in containers
