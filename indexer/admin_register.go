@@ -100,8 +100,7 @@ func (ix *Indexer) enroll(ctx context.Context, p *publisher) (status int, st sto
 	return http.StatusCreated, st, err
 }
 
-// postUnregister ends streams at once. Another indexer that follows the same worker does not hear of it and would register
-// the worker again with its next event: each indexer has to be told.
+// postUnregister ends streams at once. Another indexer that follows the worker finds the mark of it when it next writes or looks.
 func (ix *Indexer) postUnregister(c *gin.Context) {
 	var req struct {
 		target

@@ -27,8 +27,12 @@ func (s *stream) register(ctx context.Context) error {
 		}
 	}
 	var st store.Stream
+	put := s.ix.opts.Store.Register
+	if s.known {
+		put = s.ix.opts.Store.Follow // nobody asks for it now: it may have been unregistered meanwhile
+	}
 	err := s.try(ctx, func() (err error) {
-		st, _, err = s.ix.opts.Store.Register(ctx, s.id, r)
+		st, _, err = put(ctx, s.id, r)
 		return err
 	})
 	var conflict *store.ConflictError
@@ -44,6 +48,7 @@ func (s *stream) register(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.known = true
 	s.tr.size = r.BlockSize
 	s.saw(st)
 	if s.cur.done == -1 {
@@ -75,8 +80,7 @@ func (s *stream) reread(ctx context.Context) error {
 			return err
 		}
 		if !ok {
-			s.log.Warn("the index has lost the stream, registering it again")
-			return errGone
+			return errGone // for want of data, or because it was unregistered: registering tells
 		}
 		s.saw(st)
 		return nil

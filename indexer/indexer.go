@@ -147,6 +147,15 @@ func (ix *Indexer) follow(p publisher) {
 	}
 }
 
+// forget drops a stream that has ended by itself.
+func (ix *Indexer) forget(s *stream) {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	if ix.streams[s.id] == s {
+		delete(ix.streams, s.id)
+	}
+}
+
 // unfollow stops a stream and says whether there was one.
 func (ix *Indexer) unfollow(id store.StreamID) bool {
 	ix.mu.Lock()
@@ -189,16 +198,38 @@ func (ix *Indexer) clearOthers(of *stream) {
 	}
 }
 
+// discoverInterval is the time between two looks for streams that registered elsewhere.
+const discoverInterval = 5 * time.Second
+
 // rediscover follows the streams that registered in an earlier life of this indexer, or with another one.
 func (ix *Indexer) rediscover(ctx context.Context) {
-	b := newBackoff(ix.timing.retry, 5*time.Second)
+	b := newBackoff(ix.timing.retry, discoverInterval)
+	tick := time.NewTicker(discoverInterval)
+	defer tick.Stop()
+	failing := false
 	for {
 		err := ix.discover(ctx)
-		if err == nil || ctx.Err() != nil {
+		if ctx.Err() != nil {
 			return
 		}
-		ix.opts.Logger.Warn("registered streams are not known yet", "reason", store.Reason(err), "error", err)
-		if pause(ctx, b) != nil {
+		if (err != nil) != failing {
+			failing = err != nil
+			if failing {
+				ix.opts.Logger.Warn("registered streams cannot be listed", "reason", store.Reason(err), "error", err)
+			} else {
+				ix.opts.Logger.Info("registered streams are known")
+			}
+		}
+		if failing {
+			if pause(ctx, b) != nil {
+				return
+			}
+			continue
+		}
+		b.Reset()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
 			return
 		}
 	}
@@ -214,7 +245,7 @@ func (ix *Indexer) discover(ctx context.Context) error {
 		streams, err := ix.opts.Store.Streams(ctx, pool)
 		errs = append(errs, err)
 		for _, st := range streams {
-			p := publisher{id: store.StreamID{Pool: poolID(pool.Tenant, pool.Model), WorkerRank: st.WorkerRank}, reg: st.Registration}
+			p := publisher{id: store.StreamID{Pool: poolID(pool.Tenant, pool.Model), WorkerRank: st.WorkerRank}, reg: st.Registration, discovered: true}
 			if err := p.check(); err != nil {
 				ix.opts.Logger.Error("registered stream cannot be followed", "worker", st.WorkerRank.String(), "error", err)
 				continue

@@ -162,6 +162,8 @@ const maxBlockSize = 1 << 20
 type publisher struct {
 	id  store.StreamID
 	reg store.Registration
+
+	discovered bool // found in the index: nobody asked this indexer for it
 }
 
 // publishers are the streams of the configured workers.

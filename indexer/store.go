@@ -24,6 +24,7 @@ type streamStore interface {
 // registry is the life of a stream in Redis.
 type registry interface {
 	Register(ctx context.Context, id store.StreamID, r store.Registration) (st store.Stream, created bool, err error)
+	Follow(ctx context.Context, id store.StreamID, r store.Registration) (st store.Stream, created bool, err error)
 	Stream(ctx context.Context, id store.StreamID) (st store.Stream, ok bool, err error)
 	Touch(ctx context.Context, st store.Stream) (store.Outcome, error)
 	Remove(ctx context.Context, st store.Stream) (store.Outcome, error)

@@ -56,6 +56,7 @@ type stream struct {
 	refilling      bool  // consuming a replay
 	retrying       bool  // Redis did not answer the last time
 	misranked      bool  // said once
+	known          bool  // it was registered, here or elsewhere, before
 	noReplayBefore time.Time
 }
 
@@ -94,7 +95,7 @@ type Status struct {
 
 func newStream(ix *Indexer, p publisher) *stream {
 	s := &stream{
-		publisher: p, ix: ix, followed: time.Now(), done: make(chan struct{}), calls: make(chan func(context.Context)),
+		publisher: p, ix: ix, known: p.discovered, followed: time.Now(), done: make(chan struct{}), calls: make(chan func(context.Context)),
 		nudged: make(chan struct{}, 1),
 		log:    ix.opts.Logger.With("worker", p.id.WorkerRank.String(), "pool", p.id.Pool.String()),
 		status: Status{
@@ -125,6 +126,11 @@ func (s *stream) run(ctx context.Context) {
 		start := time.Now()
 		err := s.attempt(ctx)
 		if ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, store.ErrRemoved) {
+			s.log.Info("the worker was unregistered, no longer following it")
+			s.ix.forget(s)
 			return
 		}
 		if !errors.Is(err, errAgain) {

@@ -89,3 +89,35 @@ func (w watched) Versions(ctx context.Context, pool kvcache.PoolID) ([]int64, er
 	}
 	return v, err
 }
+
+// What is unregistered at one indexer stays so: the other one, which follows the worker by its own configuration, finds the
+// mark; registered again at one, both follow it.
+func TestUnregisteredForAll(t *testing.T) {
+	_, url := storetest.Miniredis(t)
+	st := openStore(t, url)
+	e := zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"})
+	a := newIndexer(t, Options{Store: openStore(t, url), Workers: []Worker{worker("w", e)}})
+	b := newIndexer(t, Options{Store: openStore(t, url), Workers: []Worker{worker("w", e)}, WatchInterval: 10 * time.Millisecond})
+	start(t, a)
+	start(t, b)
+	for range 2 {
+		e.Subscribed()
+		e.Asked()
+	}
+	e.Publish("", 0, payload(stored(nil, 1)))
+	wantHeld(t, st, testPool, gpu("w/0", 1)...)
+	if code, v := request(t, a, "POST", "/unregister", `{"instance_id":"w","model_name":"`+testPool.Model+`"}`); code != 200 {
+		t.Fatalf("%d %v", code, v)
+	}
+	e.Publish("", 1, payload(stored(below(1), 2)))
+	eventually(t, func() string {
+		if n := len(b.all()); n > 0 {
+			return "the other indexer still follows it"
+		}
+		return ""
+	})
+	wantHeld(t, st, testPool)
+	if streams, err := st.Streams(t.Context(), testPool); err != nil || len(streams) != 0 {
+		t.Fatalf("%+v %v", streams, err)
+	}
+}

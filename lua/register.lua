@@ -1,15 +1,17 @@
--- Makes a stream, with a slot and a generation, or finds it and updates its registration.
+-- Makes a stream, with a slot and a generation, or finds it and updates its registration. A stream that was removed on
+-- purpose comes back only when that is asked for.
 --
 -- KEYS[1] stream   hash: gen, seq, slot, updated_ms and the registration's fields
 -- KEYS[2] slots    hash: slot -> worker/rank, live ones only
 -- KEYS[3] idle     sorted set: slots that no stream has; score 0 = to be swept, else free from that time in ms
 -- KEYS[4] version  integer, changed by every change of slots
 -- ARGV[1] worker/rank
--- ARGV[2..] field, value of the registration, repeated
--- Returns {created, gen, seq, slot}: created 1 or 0
+-- ARGV[2] follow  1 = not where the stream was removed, 0 = in any case
+-- ARGV[3..] field, value of the registration, repeated
+-- Returns {created, gen, seq, slot}: created 1 or 0, 2 = the stream was removed and nothing is done
 -- Effects: idempotent; O(log slots)
 local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner = ARGV[1]
+local owner, follow = ARGV[1], ARGV[2]
 
 local t = redis.call('TIME')
 local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
@@ -18,6 +20,13 @@ local now_ms = string.format('%.0f', now)
 local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot')
 local created = 0
 if not have[1] then
+  if redis.call('HGET', stream, 'removed_ms') then
+    if follow == '1' then
+      return {2, '', '', ''}
+    end
+    redis.call('HDEL', stream, 'removed_ms')
+    redis.call('PERSIST', stream)
+  end
   -- Every slot number below HLEN + ZCARD is in exactly one of slots and idle, so the sum is the next new one.
   local slot
   for _, s in ipairs(redis.call('ZRANGEBYSCORE', idle, '1', now_ms, 'LIMIT', '0', '100')) do
@@ -43,7 +52,7 @@ if not have[1] then
   created = 1
 end
 redis.call('HSET', stream, 'updated_ms', now_ms)
-for i = 2, #ARGV, 2 do
+for i = 3, #ARGV, 2 do
   redis.call('HSET', stream, ARGV[i], ARGV[i + 1])
 end
 return {created, have[1], have[2], have[3]}

@@ -56,6 +56,9 @@ redis.call('SET', version, gen_text)
 if new_seq == '' then
   redis.call('ZADD', idle, '0', slot)
   redis.call('DEL', stream)
+  -- A mark for a day: another indexer that follows the worker must not take this for lost data.
+  redis.call('HSET', stream, 'removed_ms', now_ms)
+  redis.call('PEXPIRE', stream, '86400000')
   return {0, '', '', ''}
 end
 

@@ -21,6 +21,9 @@ var (
 	ErrInvalid = errors.New("invalid index request")
 )
 
+// ErrRemoved means that the stream was removed on purpose. It wraps [ErrInvalid].
+var ErrRemoved = fmt.Errorf("the worker was unregistered: %w", ErrInvalid)
+
 // Reasons, the closed list of label values that [Reason] returns.
 const (
 	ReasonConnection    = "connection"

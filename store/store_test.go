@@ -361,12 +361,22 @@ func testAnEndedGenerationIsGoneAtOnce(t *testing.T, url string) {
 	if o, err := s.Remove(t.Context(), a); err != nil || o != store.Stale {
 		t.Fatalf("second removal: %v %v", o, err)
 	}
+	// A removal is told from lost data: who only follows does not bring it back, who registers does.
+	if _, _, err := s.Follow(t.Context(), a.StreamID, store.Registration{BlockSize: 16}); !errors.Is(err, store.ErrRemoved) || !errors.Is(err, store.ErrInvalid) {
+		t.Fatalf("follow after the removal: %v", err)
+	}
+	if streams, err := s.Streams(t.Context(), testPool); err != nil || slices.ContainsFunc(streams, func(x store.Stream) bool { return x.Worker == "a" }) {
+		t.Fatalf("streams after the removal: %+v %v", streams, err)
+	}
 	// Back again: a new generation, which the old incarnation cannot write to.
 	again := register(t, s, rank("a", 0))
 	if again.Generation <= a.Generation {
 		t.Fatalf("generation went from %d to %d", a.Generation, again.Generation)
 	}
 	apply(t, s, &a, 2, store.Stale, storeAll("a", kvcache.Device, p[0]))
+	if same, created, err := s.Follow(t.Context(), a.StreamID, store.Registration{BlockSize: 16}); err != nil || created || same.Generation != again.Generation {
+		t.Fatalf("follow: %+v %v %v", same, created, err)
+	}
 	sweepAll(t, s)
 	if r := clean(t, s); r.Holders != 0 {
 		t.Fatalf("holders left: %+v", r)

@@ -65,6 +65,16 @@ func (r Registration) fields() []any {
 // Register makes the stream, or finds it and updates its registration; created says which.
 // A block size that differs from the pool's is a [*ConflictError].
 func (s *Store) Register(ctx context.Context, id StreamID, r Registration) (st Stream, created bool, err error) {
+	return s.register(ctx, id, r, "0")
+}
+
+// Follow is Register for a caller that was not asked to register the worker and only goes on following it: where
+// the stream was removed on purpose it is [ErrRemoved]. The mark of a removal lasts a day.
+func (s *Store) Follow(ctx context.Context, id StreamID, r Registration) (st Stream, created bool, err error) {
+	return s.register(ctx, id, r, "1")
+}
+
+func (s *Store) register(ctx context.Context, id StreamID, r Registration, follow string) (st Stream, created bool, err error) {
 	if err := errors.Join(id.Pool.Validate(), id.WorkerRank.Validate()); err != nil {
 		return Stream{}, false, fmt.Errorf("register: %w: %w", err, ErrInvalid)
 	}
@@ -85,12 +95,15 @@ func (s *Store) Register(ctx context.Context, id StreamID, r Registration) (st S
 	}
 	v, err := scripts.register.run(bounded, s.write,
 		[]string{sh.keys.stream(id.WorkerRank), sh.keys.slots(), sh.keys.idle(), sh.keys.version()},
-		append([]any{id.WorkerRank.String()}, r.fields()...)...)
+		append([]any{id.WorkerRank.String(), follow}, r.fields()...)...)
 	if err != nil {
 		return fail(err)
 	}
 	if len(v) != 4 {
 		return fail(errShortReply)
+	}
+	if v[0] == "2" {
+		return Stream{}, false, ErrRemoved
 	}
 	st = Stream{StreamID: id, Registration: r, Shard: n, Updated: time.Now()}
 	if err := st.read(v[1], v[2], v[3]); err != nil {
@@ -133,7 +146,7 @@ func (s *Store) Stream(ctx context.Context, id StreamID) (st Stream, ok bool, er
 	if err != nil {
 		return Stream{}, false, classify(ctx, fmt.Errorf("read stream: %w", err))
 	}
-	if len(h) == 0 {
+	if len(h) == 0 || h["removed_ms"] != "" {
 		return Stream{}, false, nil
 	}
 	st = Stream{StreamID: id, Shard: n}
@@ -186,7 +199,7 @@ func (s *Store) shardStreams(ctx context.Context, id kvcache.PoolID, k *knownPoo
 	}
 	var out []Stream
 	for i, h := range hashes {
-		if len(h.Val()) == 0 {
+		if len(h.Val()) == 0 || h.Val()["removed_ms"] != "" {
 			continue // ended in between
 		}
 		st := Stream{StreamID: ids[i], Shard: n}
@@ -228,7 +241,7 @@ func (s *Store) Restart(ctx context.Context, st Stream, seq int64) (Stream, Outc
 	return s.retire(ctx, st, strconv.FormatInt(st.Seq, 10), strconv.FormatInt(seq, 10))
 }
 
-// Remove ends the stream for good. It takes effect only if the generation is still that of st;
+// Remove ends the stream for good, and leaves a mark that this was wanted (see [Store.Follow]). It takes effect only if the generation is still that of st;
 // else Stale, and nothing is done.
 func (s *Store) Remove(ctx context.Context, st Stream) (Outcome, error) {
 	_, o, err := s.retire(ctx, st, "", "")
