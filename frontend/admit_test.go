@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/warmroute/warmroute/kvcache"
 )
 
 // padded is a valid completion request of n bytes.
@@ -242,12 +244,21 @@ func TestLabelsAreBounded(t *testing.T) {
 	}
 }
 
+// A bug on the way to the index costs the overlaps, one elsewhere the request; never the process.
 func TestPanicIsAnswered(t *testing.T) {
 	e := newEngine(t, "w1")
-	x := &fakeIndex{blockSize: 16, lookup: func(context.Context) error { panic("a bug") }}
+	x := &fakeIndex{
+		blockSize: 16, lookup: func(context.Context) error { panic("a bug") },
+		dump: func(func(kvcache.RouterEvent) error) error { panic("another bug") },
+	}
 	f := start(t, Options{Index: x, Workers: []Worker{e.worker()}})
-	res, text := f.post(completions, streamBody)
-	wantError(t, res, text, 500, "internal_error")
+	res, _ := f.post(completions, streamBody)
+	if res.StatusCode != 200 || res.Header.Get("X-Kv-Index-State") != "degraded" || res.Header.Get("X-Kv-Overlap-Blocks") != "" {
+		t.Errorf("%d %v", res.StatusCode, res.Header)
+	}
+	f.eventually("the fallback is counted", func() bool { return f.metric("warmroute_index_fallbacks_total", "reason", "corrupt") == 1 })
+	dumped, text := f.get("/dump")
+	wantError(t, dumped, text, 500, "internal_error")
 	f.wantIdle()
 	f.eventually("the request is counted", func() bool { return f.metric("warmroute_requests_total", "code", "500") == 1 })
 }

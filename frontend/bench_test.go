@@ -32,7 +32,7 @@ func BenchmarkDecision(b *testing.B) {
 					b.Fatal(err)
 				}
 				x.target, _ = f.fleet.Snapshot().Target(f.o.Tenant, x.parsed.Model)
-				err = f.overlaps(b.Context(), &x.knowledge, x.target.Pool, kvcache.HashSpec{}, x.parsed.Tokens, store.LookupOptions{})
+				err = f.consult(b.Context(), &x.knowledge, inquiry{pool: x.target.Pool, tokens: x.parsed.Tokens})
 				if err != nil {
 					b.Fatal(err)
 				}

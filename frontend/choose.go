@@ -16,15 +16,19 @@ type candidate struct {
 	requests int // requests in flight to it from this frontend
 }
 
-// chooser picks one of the candidates, of which there is at least one, by index.
-type chooser func(candidates []candidate) int
+// chooser picks one of the candidates, of which there is at least one, by index, and says why.
+type chooser func(candidates []candidate) (i int, reason string)
 
 // leastCost picks the candidate with the fewest uncached blocks of a prompt of n blocks plus
 // blocks in flight. The overlap alone would send everything to one worker: nearly all prompts
 // share their first block.
 func leastCost(n int) chooser {
-	return func(candidates []candidate) int {
-		return lowest(candidates, func(c *candidate) int { return n - min(c.overlap, n) + c.blocks })
+	return func(candidates []candidate) (int, string) {
+		i := lowest(candidates, func(c *candidate) int { return n - min(c.overlap, n) + c.blocks })
+		if candidates[i].overlap > 0 {
+			return i, reasonOverlap
+		}
+		return i, reasonLoad
 	}
 }
 

@@ -1,7 +1,6 @@
 package frontend
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strconv"
@@ -13,7 +12,6 @@ import (
 	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/frontend/openai"
 	"github.com/warmroute/warmroute/kvcache"
-	"github.com/warmroute/warmroute/store"
 )
 
 // Reserved request headers. They are for the frontend and go no further.
@@ -65,8 +63,9 @@ func (p pin) any() bool { return p.worker == "" && p.rank < 0 && p.allowed == ni
 // knowledge is what is known of a prompt when a worker is chosen.
 type knowledge struct {
 	blockSize int
-	tokens    int // 0 where unknown
-	blocks    int // full blocks of the tokens
+	found     bool // the index has the pool
+	tokens    int  // 0 where unknown
+	blocks    int  // full blocks of the tokens
 	scores    kvcache.OverlapScores
 	state     kvcache.IndexState
 	// reason is why there are no overlaps: of the closed list of index_fallbacks_total, or "" where they are
@@ -79,6 +78,12 @@ type knowledge struct {
 // known tells overlaps of zero from overlaps unknown.
 func (k *knowledge) known() bool {
 	return k.state == kvcache.Exact || k.state == kvcache.Partial
+}
+
+// overlapKnown tells whether an overlap of n blocks is knowledge. A rank without one may be on a shard that is
+// away, and then 0 would be a guess.
+func (k *knowledge) overlapKnown(n int) bool {
+	return k.state == kvcache.Exact || k.state == kvcache.Partial && n > 0
 }
 
 // size is the prompt's blocks, or the estimate.
@@ -97,6 +102,9 @@ type exchange struct {
 	target fleet.Target
 	pin    pin
 	knowledge
+
+	session string // x-session-id
+	name    conversation
 
 	body     heldBody
 	path     string
@@ -177,6 +185,14 @@ func (f *Frontend) learn(c *gin.Context, x *exchange, e openai.Endpoint) error {
 		f.fellBack(&x.knowledge, reasonDisabled)
 		return nil
 	}
+	if x.parsed.Tokens == nil {
+		// Tokens cost a call to a worker: not for an index that cannot use them.
+		if reason, away := f.away(x.target.Pool); away {
+			x.state = kvcache.Degraded
+			f.fellBack(&x.knowledge, reason)
+			return nil
+		}
+	}
 	tokens, err := f.promptTokens(c, x, limit)
 	switch {
 	case err == nil:
@@ -188,8 +204,9 @@ func (f *Frontend) learn(c *gin.Context, x *exchange, e openai.Endpoint) error {
 	default:
 		return err
 	}
-	spec := kvcache.HashSpec{LoRA: x.target.LoRA, Salt: x.parsed.CacheSalt}
-	return f.overlaps(c.Request.Context(), &x.knowledge, x.target.Pool, spec, tokens, store.LookupOptions{})
+	return f.consult(c.Request.Context(), &x.knowledge, inquiry{
+		pool: x.target.Pool, tokens: tokens, spec: kvcache.HashSpec{LoRA: x.target.LoRA, Salt: x.parsed.CacheSalt},
+	})
 }
 
 // promptTokens are given, or else asked of a worker; [errNoTokens] where there is no way.
@@ -209,87 +226,4 @@ func (f *Frontend) promptTokens(c *gin.Context, x *exchange, limit int) ([]uint3
 		return nil, openai.TooLong(len(tokens), limit)
 	}
 	return tokens, err
-}
-
-// overlaps hashes the tokens and asks the index. Whatever that answers, the request goes on;
-// only a client that left is an error.
-func (f *Frontend) overlaps(ctx context.Context, k *knowledge, pool kvcache.PoolID, spec kvcache.HashSpec, tokens []uint32, o store.LookupOptions) error {
-	k.tokens = len(tokens)
-	ctx, cancel := f.budget(ctx)
-	defer cancel()
-	ok := f.configure(ctx, k, pool)
-	k.blocks = k.tokens / k.blockSize
-	if !ok {
-		return f.settle(ctx, k)
-	}
-	spec.BlockSize = k.blockSize
-	f.lookup(ctx, k, pool, kvcache.HashTokens(spec, tokens), o)
-	return f.settle(ctx, k)
-}
-
-// budget bounds all index work of one request. The store keeps its own, a little shorter.
-func (f *Frontend) budget(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, f.o.LookupBudget+5*time.Millisecond, errBudget)
-}
-
-var errBudget = errors.New("the lookup budget is spent")
-
-// configure learns the pool's block size. Where it is false there is nothing to look up: the
-// pool does not exist, or the index is away and k says why.
-func (f *Frontend) configure(ctx context.Context, k *knowledge, pool kvcache.PoolID) bool {
-	config, ok, err := f.o.Index.PoolConfig(ctx, pool)
-	switch {
-	case err != nil:
-		k.state, k.reason = kvcache.Degraded, fallbackReason(ctx, err)
-		return false
-	case !ok:
-		k.state = kvcache.Exact // nobody holds a block of a pool that does not exist
-		return false
-	}
-	if config.BlockSize > 0 {
-		k.blockSize = config.BlockSize
-	}
-	return true
-}
-
-func (f *Frontend) lookup(ctx context.Context, k *knowledge, pool kvcache.PoolID, blocks []kvcache.BlockHash, o store.LookupOptions) {
-	scores, state, err := f.o.Index.Lookup(ctx, pool, blocks, o)
-	if err != nil && state != kvcache.Partial {
-		k.state, k.reason = kvcache.Degraded, fallbackReason(ctx, err)
-		return
-	}
-	k.scores, k.state = scores, state
-}
-
-// settle counts a fallback, unless it was the client who ended the lookup.
-func (f *Frontend) settle(ctx context.Context, k *knowledge) error {
-	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), errBudget) {
-		return errClientGone
-	}
-	if k.reason != "" {
-		f.fellBack(k, k.reason)
-	}
-	return nil
-}
-
-// fellBack is the one place where a request without overlaps is counted.
-func (f *Frontend) fellBack(k *knowledge, reason string) {
-	k.reason = reason
-	k.scores = kvcache.OverlapScores{}
-	f.metrics.fallbacks.WithLabelValues(reason).Inc()
-}
-
-// fallbackReason keeps to the closed list.
-func fallbackReason(ctx context.Context, err error) string {
-	if errors.Is(context.Cause(ctx), errBudget) {
-		return store.ReasonTimeout
-	}
-	switch r := store.Reason(err); r {
-	case store.ReasonConnection, store.ReasonTimeout, store.ReasonLoading, store.ReasonClusterDown,
-		store.ReasonPoolExhausted, store.ReasonCorrupt:
-		return r
-	case store.ReasonCanceled:
-		return store.ReasonTimeout // the client is still there, so it was a deadline
-	}
-	return store.ReasonCorrupt
 }

@@ -14,7 +14,8 @@
 //
 // Overlaps become unknown, which is not the same as zero: the fallback policy chooses, the answer says
 // "x-kv-index-state: degraded", index_fallbacks_total counts the reason, /ready stays 200 and
-// names the links that are down. Workers learnt from the index stay known.
+// names the links that are down. Workers learnt from the index stay known, and a frontend that starts
+// meanwhile has those of its configuration, of DNS and of its last snapshot.
 package frontend
 
 import (
@@ -68,7 +69,7 @@ func New(o Options) (*Frontend, error) {
 	f.reverse = f.newProxy()
 	var err error
 	fo := fleet.Options{
-		Workers: o.Workers, Interval: o.PollInterval, Timeout: o.PollTimeout, Transport: f.transport,
+		Workers: o.Workers, Names: o.WorkerDNS, NamesInterval: o.WorkerDNSInterval, File: o.SnapshotFile, Interval: o.PollInterval, Timeout: o.PollTimeout, Transport: f.transport,
 		Token: o.WorkerToken, Logger: o.Logger,
 		Gone: func(id string) { f.inFlight.forget(id); f.tokenizer.forget(id) },
 	}

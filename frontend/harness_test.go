@@ -334,10 +334,11 @@ func (r *running) eventually(what string, ok func() bool) {
 	r.t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
+	timeout := time.After(30 * time.Second)
 	for !ok() {
 		select {
 		case <-tick.C:
-		case <-r.t.Context().Done():
+		case <-timeout:
 			r.t.Fatalf("never: %s", what)
 		}
 	}

@@ -38,18 +38,18 @@ type lease struct {
 
 // take lets pick choose among the candidates, with their loads filled in, and counts the
 // request there. cost is how many blocks of work it is at the candidate chosen.
-func (f *inFlight) take(candidates []candidate, pick chooser, cost func(*candidate) int) (int, *lease) {
+func (f *inFlight) take(candidates []candidate, pick chooser, cost func(*candidate) int) (i int, reason string, l *lease) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fill(candidates)
-	i := pick(candidates)
-	l := &lease{of: f, at: candidates[i].WorkerRank, blocks: max(cost(&candidates[i]), 1)}
+	i, reason = pick(candidates)
+	l = &lease{of: f, at: candidates[i].WorkerRank, blocks: max(cost(&candidates[i]), 1)}
 	f.add(l.at, 1, l.blocks)
-	return i, l
+	return i, reason, l
 }
 
 // peek is take without counting.
-func (f *inFlight) peek(candidates []candidate, pick chooser) int {
+func (f *inFlight) peek(candidates []candidate, pick chooser) (i int, reason string) {
 	f.mu.Lock()
 	f.fill(candidates)
 	f.mu.Unlock()

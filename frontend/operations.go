@@ -40,18 +40,13 @@ func (f *Frontend) ready(c *gin.Context) {
 		}
 		list = append(list, w)
 	}
-	degraded := false
-	if f.o.Index == nil {
-		list = append(list, component{Name: "index", Status: "unused"})
-	} else {
-		for _, l := range f.o.Index.Links() {
-			w := component{Name: "index/" + l.Shard, Status: "up", Since: &l.Since}
-			if !l.Up {
-				w.Status, w.Detail = "down", l.Reason
-				degraded = true
-			}
-			list = append(list, w)
-		}
+	for name, at := range s.Names() {
+		list = append(list, statusOf("dns/"+name, at))
+	}
+	index := f.indexHealth(s, &list)
+	sources := map[fleet.Source]int{fleet.SourceConfig: 0, fleet.SourceIndex: 0, fleet.SourceDNS: 0, fleet.SourceSaved: 0}
+	for _, n := range s.Nodes() {
+		sources[n.Source]++
 	}
 	status, code := "ready", http.StatusOK
 	switch {
@@ -60,7 +55,68 @@ func (f *Frontend) ready(c *gin.Context) {
 	case s.Healthy() == 0:
 		status, code = "no worker", http.StatusServiceUnavailable
 	}
-	c.JSON(code, gin.H{"status": status, "degraded": degraded, "workers": s.Healthy(), "components": list})
+	c.JSON(code, gin.H{
+		"status": status, "degraded": index.State == kvcache.Degraded || index.State == kvcache.Partial, "index": index,
+		"workers": s.Healthy(), "sources": sources, "components": list,
+	})
+}
+
+// indexHealth is what /ready says of the index as a whole.
+type indexHealth struct {
+	State kvcache.IndexState `json:"state"` // what requests can expect; bypassed: there is no index
+	// Updated is when any worker's stream last changed or was renewed, as of the last reading, and Age the seconds
+	// since. Absent where unknown.
+	Updated *time.Time `json:"last_updated,omitempty"`
+	Age     *float64   `json:"age_seconds,omitempty"`
+}
+
+// indexHealth adds the parts of the index to list.
+func (f *Frontend) indexHealth(s *fleet.Snapshot, list *[]component) indexHealth {
+	if f.o.Index == nil {
+		*list = append(*list, component{Name: "index", Status: "unused"})
+		return indexHealth{State: kvcache.Bypassed}
+	}
+	h := indexHealth{State: kvcache.Exact}
+	links := f.o.Index.Links()
+	down := 0
+	for _, l := range links {
+		w := component{Name: "index/" + l.Shard, Status: "up", Since: &l.Since}
+		if !l.Up {
+			w.Status, w.Detail = "down", l.Reason
+			down++
+		}
+		*list = append(*list, w)
+	}
+	if at := s.Catalog(); !at.Since.IsZero() {
+		*list = append(*list, statusOf("index/workers", at))
+		if !at.Up {
+			h.State = kvcache.Degraded // a link goes down with a request that it failed, and there may be none
+		}
+	}
+	switch {
+	case down > 0 && down == len(links):
+		h.State = kvcache.Degraded
+	case down > 0:
+		h.State = kvcache.Partial
+	}
+	if at := s.Updated(); !at.IsZero() {
+		age := max(time.Since(at).Seconds(), 0)
+		h.Updated, h.Age = &at, &age
+	}
+	return h
+}
+
+func statusOf(name string, at fleet.Status) component {
+	c := component{Name: name, Status: "up", Detail: at.Cause}
+	if !at.Up {
+		c.Status = "down"
+	}
+	if at.Since.IsZero() {
+		c.Detail = "not looked at yet"
+	} else {
+		c.Since = &at.Since
+	}
+	return c
 }
 
 type workerInfo struct {
@@ -68,7 +124,7 @@ type workerInfo struct {
 	URL      string         `json:"url"`
 	Engine   string         `json:"engine,omitempty"`
 	Tenant   string         `json:"tenant_id"`
-	Source   string         `json:"source"` // config or index
+	Source   fleet.Source   `json:"source"`
 	Healthy  bool           `json:"healthy"`
 	Cause    string         `json:"cause,omitempty"`
 	Since    time.Time      `json:"since"`

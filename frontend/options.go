@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -47,6 +49,11 @@ const (
 	PolicyLeastLoaded = "least-loaded" // fewest requests in flight
 	PolicyRoundRobin  = "round-robin"
 	PolicyRandom      = "random"
+	// PolicyConversationHash keeps every conversation on one worker without knowing what that holds:
+	// rendezvous hashing with bounded load. A worker with more than 1.25 × the mean of this frontend's requests
+	// in flight is skipped. The conversation is named by x-session-id, or else by the messages up to the
+	// first of a user, or else by the beginning of the prompt; without any of them least-loaded chooses.
+	PolicyConversationHash = "conversation-hash"
 )
 
 // Options configures a Frontend.
@@ -57,10 +64,24 @@ type Options struct {
 	Index Index
 	// Workers are the configured workers. More are learnt from the index's streams.
 	Workers []Worker
+	// WorkerDNS are host:port names. Every address that a host resolves to is a worker "address:port" of the
+	// default tenant, reached by http. Where the index knows the same URL by another name, that name
+	// counts.
+	WorkerDNS []string
+	// WorkerDNSInterval is the time between two look-ups. Default 10 s.
+	WorkerDNSInterval time.Duration
+	// SnapshotFile, if set, keeps the workers and pools that the index last listed. A frontend that starts
+	// while Redis is away begins with them. The file is replaced as a whole, and only when its content
+	// changes; one that cannot be read or written costs a line in the log.
+	SnapshotFile string
 	// Tenant is whose pools the OpenAI routes serve. Default [kvcache.DefaultTenant].
 	Tenant string
 	// Policy is how a worker is chosen: one of the Policy constants. Default [PolicyKV].
 	Policy string
+	// Fallback is how a worker is chosen under [PolicyKV] for a request whose overlaps are unknown, because the
+	// index is away, was not asked, or the prompt's tokens cannot be had: one of the other Policy
+	// constants. Default [PolicyConversationHash].
+	Fallback string
 	// Token, if set, is the bearer token that all routes but /health, /ready and /metrics ask for. It is
 	// not passed on to workers.
 	Token string
@@ -133,6 +154,7 @@ func (o *Options) complete() error {
 	orDefault(&o.Listen, "127.0.0.1:0")
 	orDefault(&o.Tenant, kvcache.DefaultTenant)
 	orDefault(&o.Policy, PolicyKV)
+	orDefault(&o.Fallback, PolicyConversationHash)
 	orDefault(&o.LookupBudget, 20*time.Millisecond)
 	orDefault(&o.BlockSize, 16)
 	orDefault(&o.MaxPromptTokens, 1_000_000)
@@ -155,19 +177,21 @@ func (o *Options) complete() error {
 	if o.Gatherer == nil {
 		o.Gatherer = prometheus.NewRegistry()
 	}
-	switch o.Policy {
-	case PolicyKV, PolicyLeastLoaded, PolicyRoundRobin, PolicyRandom:
-	default:
-		return fmt.Errorf("policy %q: want kv, least-loaded, round-robin or random", o.Policy)
+	blind := []string{PolicyConversationHash, PolicyLeastLoaded, PolicyRoundRobin, PolicyRandom}
+	if o.Policy != PolicyKV && !slices.Contains(blind, o.Policy) {
+		return fmt.Errorf("policy %q: want kv, %s", o.Policy, strings.Join(blind, ", "))
+	}
+	if !slices.Contains(blind, o.Fallback) {
+		return fmt.Errorf("fallback policy %q: want %s", o.Fallback, strings.Join(blind, ", "))
 	}
 	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
 		return fmt.Errorf("listen address: %w", err)
 	}
-	if o.Index == nil && len(o.Workers) == 0 {
+	if o.Index == nil && len(o.Workers) == 0 && len(o.WorkerDNS) == 0 {
 		return errors.New("no workers are configured and there is no index to find them in")
 	}
 	for _, d := range []time.Duration{o.LookupBudget, o.BodyTimeout, o.ConnectTimeout, o.ResponseHeaderTimeout,
-		o.IdleChunkTimeout, o.PollInterval, o.PollTimeout, o.TokenizeTimeout, o.DrainDelay, o.DrainLimit} {
+		o.WorkerDNSInterval, o.IdleChunkTimeout, o.PollInterval, o.PollTimeout, o.TokenizeTimeout, o.DrainDelay, o.DrainLimit} {
 		if d < 0 {
 			return fmt.Errorf("a duration of %v is negative", d)
 		}

@@ -110,6 +110,7 @@ func (f *Frontend) prepare(c *gin.Context, x *exchange, e openai.Endpoint) (err 
 	if x.pin, err = headerPin(c.Request.Header); err != nil {
 		return err
 	}
+	x.session = c.GetHeader(headerSession)
 	if len(candidates(x.target, x.pin, &x.knowledge, nil)) == 0 {
 		return nobody(s, x.pin)
 	}
@@ -152,8 +153,8 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 					}
 				},
 			})
-			x.body.drop() // no further attempt can follow
-			x.body.bytes = nil
+			x.body.drop()                                  // no further attempt can follow
+			x.body.bytes, x.parsed = nil, openai.Request{} // which shares memory with it
 			return res, nil
 		}
 		reason, retry := a.fault(err, f.o.ConnectTimeout)
@@ -247,7 +248,7 @@ func (x *exchange) headers(h http.Header) {
 	}
 	h.Set(headerWorker, x.chosen.Worker)
 	h.Set(headerRank, strconv.Itoa(x.chosen.Rank))
-	if x.known() { // no header is not 0
+	if x.overlapKnown(x.chosen.overlap) { // no header is not 0
 		h.Set(headerOverlap, strconv.Itoa(min(x.chosen.overlap, x.blocks)))
 	}
 }

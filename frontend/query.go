@@ -31,9 +31,10 @@ type question struct {
 	Pinned  *pinnedWorker        `json:"pinned_worker"`
 	Allowed []kvcache.WorkerName `json:"allowed_worker_ids"`
 
-	tokens []uint32
-	pool   kvcache.PoolID
-	target fleet.Target // without nodes where the fleet does not serve the model
+	session string // x-session-id
+	tokens  []uint32
+	pool    kvcache.PoolID
+	target  fleet.Target // without nodes where the fleet does not serve the model
 }
 
 // pinnedWorker is a worker id, or an object that names a rank as well.
@@ -59,7 +60,7 @@ func (f *Frontend) ask(c *gin.Context) (*question, error) {
 	defer body.drop()
 	// Token ids are many; encoding/json would take most of the request's time for them. The
 	// other members go to it one by one, and their keys are exact.
-	q := &question{}
+	q := &question{session: c.GetHeader(headerSession)}
 	var ids []byte
 	err = openai.Object(body.bytes, func(key string, raw []byte) error {
 		if key == "token_ids" {
@@ -177,34 +178,19 @@ func (f *Frontend) know(c *gin.Context, q *question, o store.LookupOptions) (kno
 	if limit := f.o.MaxPromptTokens; len(hashes) > limit {
 		return k, openai.TooLong(len(hashes), limit)
 	}
-	k.tokens, k.blocks = len(q.tokens), len(hashes)
 	if f.o.Index == nil {
+		k.tokens, k.blocks = len(q.tokens), len(hashes)
 		f.fellBack(&k, reasonDisabled)
 		return k, q.served(&k)
 	}
-	ctx, cancel := f.budget(c.Request.Context())
-	defer cancel()
-	found := f.configure(ctx, &k, q.pool)
-	if q.BlockSize != 0 && found && q.BlockSize != k.blockSize {
-		return k, refuse(http.StatusBadRequest, "block_size_conflict",
-			"the pool has block size "+strconv.Itoa(k.blockSize)+", this request wants "+strconv.Itoa(q.BlockSize))
+	err := f.consult(c.Request.Context(), &k, inquiry{
+		pool: q.pool, tokens: q.tokens, spec: kvcache.HashSpec{LoRA: q.LoRA, Salt: q.Salt}, hashes: hashes,
+		options: o, blockSize: q.BlockSize,
+	})
+	if err != nil || k.found {
+		return k, err
 	}
-	if q.tokens != nil {
-		k.blocks = len(q.tokens) / k.blockSize
-	} else {
-		k.tokens = len(hashes) * k.blockSize
-	}
-	if !found {
-		if err := f.settle(ctx, &k); err != nil {
-			return k, err
-		}
-		return k, q.served(&k)
-	}
-	if q.tokens != nil {
-		hashes = kvcache.HashTokens(kvcache.HashSpec{BlockSize: k.blockSize, LoRA: q.LoRA, Salt: q.Salt}, q.tokens)
-	}
-	f.lookup(ctx, &k, q.pool, hashes, o)
-	return k, f.settle(ctx, &k)
+	return k, q.served(&k)
 }
 
 // served refuses a model that nobody knows, unless the index might.

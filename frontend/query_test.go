@@ -203,8 +203,11 @@ func TestReadyShowsTheIndexAndStaysReady(t *testing.T) {
 	f := start(t, Options{Index: x, Workers: []Worker{e.worker(), {ID: "w2", URL: refusing(t)}}[:1]})
 	res, text := f.get("/ready")
 	v := decode(t, text)
-	if res.StatusCode != 200 || v["status"] != "ready" || v["degraded"] != true || len(v["components"].([]any)) != 3 {
+	if res.StatusCode != 200 || v["status"] != "ready" || v["degraded"] != true || len(v["components"].([]any)) != 4 {
 		t.Errorf("%d %s", res.StatusCode, text)
+	}
+	if index := v["index"].(map[string]any); index["state"] != "partial" {
+		t.Errorf("index: %v", index)
 	}
 	if !strings.Contains(text, `"timeout"`) || strings.Contains(text, "secret") {
 		t.Errorf("detail: %s", text)

@@ -37,29 +37,27 @@ func nobody(s *fleet.Snapshot, p pin) error {
 	return errNoWorkers
 }
 
-// chooser is the policy for one request, its name, and why it is used; the last two are labels.
-func (f *Frontend) chooser(p pin, k *knowledge) (pick chooser, policy, reason string) {
-	switch f.o.Policy {
-	case PolicyLeastLoaded:
-		pick, policy, reason = leastLoaded, PolicyLeastLoaded, "policy"
-	case PolicyRoundRobin:
-		pick, policy, reason = f.roundRobin.pick, PolicyRoundRobin, "policy"
-	case PolicyRandom:
-		pick, policy, reason = pickRandom, PolicyRandom, "policy"
-	default:
-		switch {
-		case k.known():
-			pick, policy, reason = leastCost(k.size()), PolicyKV, "load"
-		case k.reason != "":
-			pick, policy, reason = fallback, "fallback", k.reason
-		default:
-			pick, policy, reason = fallback, "fallback", "bypassed"
+// chooser is the policy for one request, and its name. name is called only where the name matters.
+func (f *Frontend) chooser(k *knowledge, name func() conversation) (pick chooser, policy string) {
+	policy = f.o.Policy
+	if policy == PolicyKV {
+		if k.known() {
+			return leastCost(k.size()), policy
 		}
+		policy = f.o.Fallback
 	}
-	if !p.any() {
-		reason = "pinned"
+	switch policy {
+	case PolicyRoundRobin:
+		return f.roundRobin.pick, policy
+	case PolicyRandom:
+		return pickRandom, policy
+	case PolicyConversationHash:
+		if n := name(); n.by != reasonUnnamed {
+			return conversationHash(n), policy
+		}
+		return unnamed, PolicyLeastLoaded
 	}
-	return pick, policy, reason
+	return leastLoaded, PolicyLeastLoaded
 }
 
 // work is how many blocks a request costs at a candidate.
@@ -78,16 +76,21 @@ func (f *Frontend) choose(x *exchange) error {
 	if len(list) == 0 {
 		return nobody(s, x.pin)
 	}
-	pick, policy, reason := f.chooser(x.pin, &x.knowledge)
-	i, l := f.inFlight.take(list, pick, x.work)
+	pick, policy := f.chooser(&x.knowledge, x.conversation)
+	i, reason, l := f.inFlight.take(list, pick, x.work)
 	x.chosen, x.lease = &list[i], l
-	if reason == "load" && x.chosen.overlap > 0 {
-		reason = "overlap"
-	}
 	pool := target.Pool.String()
-	f.metrics.selected.WithLabelValues(pool, policy, reason).Inc()
-	if x.known() && x.blocks > 0 {
+	f.selected(pool, policy, reason, x.pin)
+	if x.blocks > 0 && x.overlapKnown(x.chosen.overlap) {
 		f.metrics.overlapRatio.WithLabelValues(pool).Observe(float64(min(x.chosen.overlap, x.blocks)) / float64(x.blocks))
 	}
 	return nil
+}
+
+// selected counts a choice.
+func (f *Frontend) selected(pool, policy, reason string, p pin) {
+	if !p.any() {
+		reason = reasonPinned
+	}
+	f.metrics.selected.WithLabelValues(pool, policy, reason).Inc()
 }

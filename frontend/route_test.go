@@ -109,7 +109,7 @@ func TestIndexErrorIsServedMarkedAndCountedOnce(t *testing.T) {
 			if n := f.metric("warmroute_index_fallbacks_total", "reason", test.reason); n != 1 || f.metric("warmroute_index_fallbacks_total") != 1 {
 				t.Errorf("%v fallbacks with reason %s, %v in all; want 1", n, test.reason, f.metric("warmroute_index_fallbacks_total"))
 			}
-			if n := f.metric("warmroute_selected_total", "policy", "fallback", "reason", test.reason); n != 1 {
+			if n := f.metric("warmroute_selected_total", "policy", "conversation-hash", "reason", "prompt"); n != 1 {
 				t.Errorf("selected_total %v", n)
 			}
 			f.wantIdle()
@@ -287,7 +287,7 @@ func TestLeastCost(t *testing.T) {
 		"misses go by load":                      {10, []candidate{named(0, 500), named(0, 3), named(0, 2)}, 2},
 		"an overlap beyond the prompt is capped": {10, []candidate{named(50, 5), named(10, 4)}, 1},
 	} {
-		if got := leastCost(test.prompt)(test.candidates); got != test.want {
+		if got, _ := leastCost(test.prompt)(test.candidates); got != test.want {
 			t.Errorf("%s: got %d, want %d", name, got, test.want)
 		}
 	}
@@ -308,12 +308,13 @@ func TestPolicies(t *testing.T) {
 		t.Errorf("round robin: %s", order)
 	}
 	candidates := []candidate{{requests: 2}, {requests: 1, blocks: 1000}, {requests: 3}}
-	if leastLoaded(candidates) != 1 {
+	if i, _ := leastLoaded(candidates); i != 1 {
 		t.Error("least-loaded does not go by requests")
 	}
 	seen := map[int]bool{}
 	for range 200 {
-		seen[pickRandom(candidates)] = true
+		i, _ := pickRandom(candidates)
+		seen[i] = true
 	}
 	if len(seen) != 3 {
 		t.Errorf("random reached %d of 3", len(seen))
@@ -392,14 +393,14 @@ func TestInFlightSurvivesFlapping(t *testing.T) {
 	f.inFlight.known = func(id string) bool { return known[id] }
 	at := kvcache.WorkerRank{Worker: "w00"}
 	one := []candidate{{WorkerRank: at, node: &fleet.Node{ID: "w00"}}}
-	_, l := f.inFlight.take(one, leastLoaded, func(*candidate) int { return 7 })
+	_, _, l := f.inFlight.take(one, leastLoaded, func(*candidate) int { return 7 })
 	delete(known, "w00")
 	f.inFlight.forget("w00")
 	if got := f.inFlight.at(at); got != (load{1, 7}) {
 		t.Errorf("in flight %+v after the worker left", got)
 	}
 	known["w00"] = true
-	_, again := f.inFlight.take(one, leastLoaded, func(*candidate) int { return 0 })
+	_, _, again := f.inFlight.take(one, leastLoaded, func(*candidate) int { return 0 })
 	if got := f.inFlight.at(at); got != (load{2, 8}) {
 		t.Errorf("in flight %+v", got)
 	}

@@ -16,8 +16,8 @@ type selection struct {
 	Rank        int                `json:"dp_rank"`
 	Endpoint    string             `json:"endpoint"`
 	BlockSize   int                `json:"block_size"`
-	Overlap     tierOverlap        `json:"overlap"`
-	Prefill     int                `json:"effective_prefill_tokens"`
+	Overlap     *tierOverlap       `json:"overlap"`                  // null: unknown
+	Prefill     int                `json:"effective_prefill_tokens"` // at most, where the overlap is unknown
 	Decode      int                `json:"potential_decode_blocks"`
 	State       kvcache.IndexState `json:"index_state"`
 }
@@ -72,16 +72,18 @@ func (f *Frontend) selectFor(c *gin.Context) (*selection, error) {
 	if len(list) == 0 {
 		return nil, nobody(f.fleet.Snapshot(), p)
 	}
-	pick, policy, reason := f.chooser(p, &k)
-	w := list[f.inFlight.peek(list, pick)]
-	if reason == "load" && w.overlap > 0 {
-		reason = "overlap"
-	}
-	f.metrics.selected.WithLabelValues(q.pool.String(), policy, reason).Inc()
+	pick, policy := f.chooser(&k, q.conversation)
+	i, reason := f.inFlight.peek(list, pick)
+	w := list[i]
+	f.selected(q.pool.String(), policy, reason, p)
 	o := k.scores.Scores[w.WorkerRank]
+	var overlap *tierOverlap
+	if k.overlapKnown(o.Any) {
+		overlap = &tierOverlap{o.Any * k.blockSize, o.Device * k.blockSize, o.Host * k.blockSize, o.Disk * k.blockSize}
+	}
 	return &selection{
 		WorkerID: w.Worker, Rank: w.Rank, Endpoint: w.node.URL.String(), BlockSize: k.blockSize,
-		Overlap: tierOverlap{o.Any * k.blockSize, o.Device * k.blockSize, o.Host * k.blockSize, o.Disk * k.blockSize},
+		Overlap: overlap,
 		Prefill: max(k.tokens-o.Any*k.blockSize, 0),
 		Decode:  (k.tokens+k.blockSize-1)/k.blockSize + w.blocks,
 		State:   k.state,

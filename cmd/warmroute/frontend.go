@@ -14,7 +14,8 @@ import (
 // frontendOptions are the settings of the OpenAI-compatible router.
 type frontendOptions struct {
 	Listen      address `default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address, host:port or :port, of the OpenAI API, queries and metrics (default ${default})." group:"Frontend"`
-	Policy      string  `default:"kv" enum:"kv,least-loaded,round-robin,random" placeholder:"POLICY" help:"How a worker is chosen: kv, least-loaded, round-robin or random (default ${default})." group:"Frontend"`
+	Policy      string  `default:"kv" enum:"kv,conversation-hash,least-loaded,round-robin,random" placeholder:"POLICY" help:"How a worker is chosen: kv, conversation-hash, least-loaded, round-robin or random (default ${default})." group:"Frontend"`
+	Fallback    string  `default:"conversation-hash" enum:"conversation-hash,least-loaded,round-robin,random" placeholder:"POLICY" help:"How kv chooses while it does not know who holds what, as when Redis is away (default ${default})." group:"Frontend"`
 	Tenant      string  `default:"default" placeholder:"NAME" help:"Tenant whose pools the OpenAI routes serve (default \"${default}\")." group:"Frontend"`
 	Token       string  `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." group:"Frontend"`
 	WorkerToken string  `placeholder:"SECRET" help:"Bearer token that workers get instead of the client's (default: the client's)." group:"Frontend"`
@@ -34,6 +35,10 @@ type frontendOptions struct {
 	TokenizeTimeout       time.Duration `default:"500ms" placeholder:"TIME" help:"Time that a worker has to tokenize a prompt (default ${default})." group:"Timeouts and retries"`
 	TokenizeCache         byteSize      `default:"64MiB" placeholder:"SIZE" help:"Memory for token ids of prompts seen before (default ${default})." group:"Limits"`
 
+	WorkerDNS         []string      `name:"worker-dns" placeholder:"HOST:PORT" help:"Name whose every address is a worker, looked up again and again; repeatable." group:"Workers"`
+	WorkerDNSInterval time.Duration `name:"worker-dns-interval" default:"10s" placeholder:"TIME" help:"Time between two look-ups of these names (default ${default})." group:"Workers"`
+	Snapshot          string        `placeholder:"FILE" help:"File that keeps the workers that Redis last listed, to start with while Redis is away (default: none)." group:"Workers"`
+
 	DrainDelay time.Duration `default:"0s" zero:"" placeholder:"TIME" help:"After SIGTERM: time in which /ready says 503 but requests are taken, for load balancers to notice (default ${default})." group:"Shutdown"`
 	DrainLimit time.Duration `default:"30s" placeholder:"TIME" help:"After that: time for requests in flight to finish before they are cut (default ${default})." group:"Shutdown"`
 }
@@ -41,9 +46,9 @@ type frontendOptions struct {
 // options are those of package frontend, without what the process shares.
 func (o frontendOptions) options(lookupBudget time.Duration, workers workerList) frontend.Options {
 	f := frontend.Options{
-		Listen: string(o.Listen), Policy: o.Policy, Tenant: o.Tenant, Token: o.Token, WorkerToken: o.WorkerToken,
-		LookupBudget: lookupBudget,
-		MaxBody:      int64(o.MaxBody), MaxBuffered: int64(o.MaxBuffered), MaxInFlight: o.MaxInFlight, MaxPromptTokens: o.MaxPromptTokens,
+		Listen: string(o.Listen), Policy: o.Policy, Fallback: o.Fallback, Tenant: o.Tenant, Token: o.Token, WorkerToken: o.WorkerToken,
+		LookupBudget: lookupBudget, WorkerDNS: o.WorkerDNS, WorkerDNSInterval: o.WorkerDNSInterval, SnapshotFile: o.Snapshot,
+		MaxBody: int64(o.MaxBody), MaxBuffered: int64(o.MaxBuffered), MaxInFlight: o.MaxInFlight, MaxPromptTokens: o.MaxPromptTokens,
 		BodyTimeout: o.BodyTimeout, ConnectTimeout: o.ConnectTimeout, ResponseHeaderTimeout: o.ResponseHeaderTimeout,
 		IdleChunkTimeout: o.IdleChunkTimeout, Retries: o.Retries, PollInterval: o.PollInterval, PollTimeout: o.PollTimeout,
 		TokenizeTimeout: o.TokenizeTimeout, TokenizeCacheBytes: int64(o.TokenizeCache),
@@ -71,7 +76,8 @@ type frontendCmd struct {
 func (frontendCmd) Help() string {
 	return `The OpenAI-compatible router. Frontends keep no state: run as many as you like behind any load
 balancer. With Redis away, before or after the start, requests are routed without the index.
-Workers come from --worker and from what the indexers have registered in Redis.
+Workers come from --worker, from --worker-dns, and from what the indexers have registered in Redis; --snapshot
+keeps the latter for a start while Redis is away.
 
 Example: two frontends on one Redis
 
@@ -82,6 +88,10 @@ Example: with workers that are known even before Redis is
 
     warmroute frontend --redis redis://10.0.0.5:6379 \
         --worker id=w0,url=http://10.0.1.1:8000 --worker id=w1,url=http://10.0.1.2:8000
+
+Example: every pod behind a headless service is a worker
+
+    warmroute frontend --redis redis://10.0.0.5:6379 --worker-dns vllm.default.svc.cluster.local:8000
 
 Example: settings from a file, a secret from a variable
 

@@ -64,7 +64,7 @@ Example: two vLLM engines, each with replay
         --worker id=w0,url=http://10.0.1.1:8000,model=llama,events=tcp://10.0.1.1:5557,replay=tcp://10.0.1.1:5657,block-size=16 \
         --worker id=w1,url=http://10.0.1.2:8000,model=llama,events=tcp://10.0.1.2:5557,replay=tcp://10.0.1.2:5657,block-size=16
 
-Example: an engine that comes while the indexers run, and goes; tell each indexer
+Example: an engine that comes while the indexers run, and goes; tell one of them
 
     curl http://127.0.0.1:9201/register -d '{"instance_id": "w2", "url": "http://10.0.1.3:8000",
         "modelname": "llama", "endpoint": "tcp://10.0.1.3:5557", "replay_endpoint": "tcp://10.0.1.3:5657", "block_size": 16}'

@@ -1,19 +1,26 @@
 // Package fleet knows the workers that a frontend may send requests to: which exist, which
-// answer, and which models each serves. Workers come from configuration and from the streams
-// that indexers register; health and models come from the workers themselves, by polling.
+// answer, and which models each serves. Workers come from configuration, from the streams
+// that indexers register, from a file with what was registered when a frontend last looked, and
+// from DNS; health and models come from the workers themselves, by polling.
 //
-// Readers take an immutable [Snapshot], so that one request decides on one view. With the
-// index away the workers last learnt from it stay. A worker that the index alone knows, without a URL,
-// is in no snapshot.
+// Readers take an immutable [Snapshot], so that one request decides on one view. A worker that the
+// index alone knows, without a URL, is in no snapshot.
+//
+// # When Redis is away
+//
+// The workers last learnt from the index stay, also when it comes back without their pool. Polling
+// goes on and waits for nothing; the index is read more and more seldom until it answers. One
+// line is logged when it goes and one when it comes back.
 package fleet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -42,6 +49,17 @@ type Worker struct {
 	Tenant string
 }
 
+// Source is how a worker was found.
+type Source string
+
+// The sources. A worker that several know belongs to the first of them.
+const (
+	SourceConfig Source = "config"
+	SourceIndex  Source = "index"
+	SourceSaved  Source = "snapshot" // the file; the index has not confirmed it yet
+	SourceDNS    Source = "dns"
+)
+
 // Catalog lists what indexers have registered. *store.Store is one.
 type Catalog interface {
 	// Pools lists the known pools.
@@ -50,21 +68,42 @@ type Catalog interface {
 	Streams(ctx context.Context, pool kvcache.PoolID) ([]store.Stream, error)
 }
 
+// Resolver finds the addresses of a host. *net.Resolver is one.
+type Resolver interface {
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
 // Options configures a Fleet.
 type Options struct {
 	// Workers are the configured workers. They win over registered ones of the same name.
 	Workers []Worker
-	// Catalog finds registered workers; nil means that only configured ones exist.
+	// Catalog finds registered workers; nil means that there are none.
 	Catalog Catalog
-	// Interval is the time between two polls of all workers. Default 2 s.
+	// Names are host:port names; every address of the host is a worker "address:port" of the default
+	// tenant, unless a worker with that URL is known from elsewhere under its own name.
+	Names []string
+	// File, if set, keeps what the catalog lists, so that a fleet starts with it where the catalog cannot
+	// be read.
+	File string
+	// Interval is the time between two polls of all workers, and between two readings of the
+	// catalog. Default 2 s.
 	Interval time.Duration
-	// Timeout bounds one poll of one worker, and one reading of the catalog. Default 3 s.
+	// NamesInterval is the time between two look-ups of all names. Default 10 s.
+	NamesInterval time.Duration
+	// Timeout bounds one poll of one worker, one reading of the catalog and one look-up of a
+	// name. Default 3 s.
 	Timeout time.Duration
+	// Grace is how long a worker that answers stays after it has left the catalog, because an index
+	// that was lost is filled again one worker after the other. Negative means not at all. Default 5 ×
+	// Interval.
+	Grace time.Duration
 	// Transport is used for polling. Default: http.DefaultTransport.
 	Transport http.RoundTripper
+	// Resolver looks up names. Default: net.DefaultResolver.
+	Resolver Resolver
 	// Token is sent to the workers as bearer token; "" means none.
 	Token string
-	// Logger gets one line per worker that comes or goes. Default: discard.
+	// Logger gets one line per worker, catalog or name that comes or goes. Default: discard.
 	Logger *slog.Logger
 	// Gone, if set, is called with the id of each worker that left.
 	Gone func(id string)
@@ -75,22 +114,32 @@ type Fleet struct {
 	o    Options
 	snap atomic.Pointer[Snapshot]
 
-	mu      sync.Mutex
-	workers map[string]*state
-	changed chan struct{} // closed when the next snapshot is there
+	mu       sync.Mutex
+	workers  map[string]*state // by id: what the sources add up to
+	listed   map[string]*listing
+	pools    map[kvcache.PoolID]int // block size by pool, of the catalog or the file
+	resolved map[string]*resolution // by name
+	catalog  Status
+	updated  time.Time     // newest update of any stream that the catalog lists
+	changed  chan struct{} // closed when the next snapshot is there
+
+	// The catalog's loop alone uses these.
+	saved  string // what the file holds
+	saving Status
 }
 
 // state is what is known of one worker; guarded by Fleet.mu.
 type state struct {
 	Worker
-	url        *url.URL
-	configured bool
-	ranks      []int // of the streams in the index
-	healthy    bool
-	cause      string
-	since      time.Time // of the last change of healthy
-	models     []Model
-	polled     bool // answered /v1/models at least once
+	url     *url.URL
+	source  Source
+	ranks   []int // of the streams in the index
+	healthy bool
+	cause   string
+	since   time.Time // of the last change of healthy
+	models  []Model
+	tried   bool // was polled at least once
+	polled  bool // answered /v1/models at least once
 }
 
 // New makes a Fleet. It does no I/O.
@@ -98,32 +147,70 @@ func New(o Options) (*Fleet, error) {
 	if o.Interval <= 0 {
 		o.Interval = 2 * time.Second
 	}
+	if o.NamesInterval <= 0 {
+		o.NamesInterval = 10 * time.Second
+	}
 	if o.Timeout <= 0 {
 		o.Timeout = 3 * time.Second
+	}
+	if o.Grace == 0 {
+		o.Grace = 5 * o.Interval
 	}
 	if o.Transport == nil {
 		o.Transport = http.DefaultTransport
 	}
+	if o.Resolver == nil {
+		o.Resolver = net.DefaultResolver
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	f := &Fleet{o: o, workers: map[string]*state{}, changed: make(chan struct{})}
+	f := &Fleet{
+		o: o, workers: map[string]*state{}, listed: map[string]*listing{}, pools: map[kvcache.PoolID]int{},
+		resolved: map[string]*resolution{}, changed: make(chan struct{}),
+	}
 	for _, w := range o.Workers {
-		s, err := newState(w)
+		s, err := newState(w, SourceConfig)
 		if err != nil {
 			return nil, err
 		}
 		if f.workers[w.ID] != nil {
 			return nil, fmt.Errorf("worker %q is configured twice", w.ID)
 		}
-		s.configured = true
 		f.workers[w.ID] = s
+	}
+	for _, name := range o.Names {
+		r, err := newResolution(name)
+		if err != nil {
+			return nil, err
+		}
+		f.resolved[name] = r
 	}
 	f.publish()
 	return f, nil
 }
 
-func newState(w Worker) (*state, error) {
+// Status is how it stands with a source that workers are found in.
+type Status struct {
+	Up    bool
+	Since time.Time // of the last change; zero before the first look
+	Cause string    // why it is not up
+}
+
+// turn notes the outcome of a look and tells whether it differs from the one before. The first look
+// differs only if it failed.
+func (s *Status) turn(cause string) (changed bool, lasted time.Duration) {
+	up := cause == ""
+	if !s.Since.IsZero() && s.Up == up {
+		return false, 0
+	}
+	changed = !up || !s.Since.IsZero()
+	lasted = time.Since(s.Since)
+	*s = Status{up, time.Now(), cause}
+	return changed, lasted
+}
+
+func newState(w Worker, source Source) (*state, error) {
 	if err := (kvcache.WorkerRank{Worker: w.ID}).Validate(); err != nil {
 		return nil, err
 	}
@@ -136,18 +223,37 @@ func newState(w Worker) (*state, error) {
 	}
 	u.Path = strings.TrimRight(u.Path, "/")
 	u.RawQuery, u.Fragment = "", ""
-	return &state{Worker: w, url: u, cause: "not polled yet", since: time.Now()}, nil
+	return &state{Worker: w, url: u, source: source, cause: "not polled yet", since: time.Now()}, nil
+}
+
+// place is what two URLs of the same worker have in common.
+func (s *state) place() string {
+	port := s.url.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[s.url.Scheme]
+	}
+	return s.url.Scheme + "://" + net.JoinHostPort(strings.ToLower(s.url.Hostname()), port) + s.url.Path
 }
 
 // Snapshot is the view as of now.
 func (f *Fleet) Snapshot() *Snapshot { return f.snap.Load() }
 
-// Run polls until ctx ends.
+// Run reads the file, and then polls the workers, reads the catalog and looks up the names until ctx ends.
+// None of the three waits for another.
 func (f *Fleet) Run(ctx context.Context) {
+	f.load(ctx)
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	if f.o.Catalog != nil {
+		loops.Go(func() { f.followCatalog(ctx) })
+	}
+	if len(f.o.Names) > 0 {
+		loops.Go(func() { f.followNames(ctx) })
+	}
 	tick := time.NewTicker(f.o.Interval)
 	defer tick.Stop()
 	for {
-		f.Refresh(ctx)
+		f.pollAll(ctx, nil)
 		select {
 		case <-ctx.Done():
 			return
@@ -156,107 +262,25 @@ func (f *Fleet) Run(ctx context.Context) {
 	}
 }
 
-// Refresh reads the catalog and polls every worker once. Each worker's answer shows in the
-// snapshot as soon as it is there.
+// Refresh reads the catalog, looks up the names and polls every worker once. Each worker's answer shows
+// in the snapshot as soon as it is there.
 func (f *Fleet) Refresh(ctx context.Context) {
-	f.discover(ctx)
-	f.mu.Lock()
-	ids := slices.Collect(maps.Keys(f.workers))
-	f.mu.Unlock()
+	_, _ = f.discover(ctx) // errors are logged there
+	_, _ = f.resolve(ctx)
+	f.pollAll(ctx, nil)
+}
+
+// pollAll polls the named workers, or all.
+func (f *Fleet) pollAll(ctx context.Context, ids []string) {
+	if ids == nil {
+		f.mu.Lock()
+		ids = slices.Collect(maps.Keys(f.workers))
+		f.mu.Unlock()
+	}
 	var polls errgroup.Group
 	polls.SetLimit(64)
 	for _, id := range ids {
 		polls.Go(func() error { f.poll(ctx, id); return nil })
 	}
 	_ = polls.Wait() // polls report no errors
-}
-
-// discover merges what the catalog lists. Only a complete listing takes workers away.
-func (f *Fleet) discover(ctx context.Context) {
-	if f.o.Catalog == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, f.o.Timeout)
-	defer cancel()
-	streams, err := f.streams(ctx)
-	found := map[string]*state{}
-	for _, st := range streams {
-		s := found[st.Worker]
-		if s == nil {
-			var bad error
-			s, bad = newState(Worker{ID: st.Worker, URL: st.URL, Engine: st.Engine, Tenant: st.Pool.Tenant})
-			if bad != nil {
-				s = &state{Worker: Worker{ID: st.Worker}} // its ranks may still be of use
-			}
-			found[st.Worker] = s
-		}
-		s.ranks = append(s.ranks, st.Rank)
-	}
-	for _, s := range found {
-		slices.Sort(s.ranks)
-		s.ranks = slices.Compact(s.ranks)
-	}
-	f.merge(found, err == nil)
-}
-
-func (f *Fleet) streams(ctx context.Context) ([]store.Stream, error) {
-	pools, err := f.o.Catalog.Pools(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var all []store.Stream
-	var errs []error
-	for _, p := range pools {
-		streams, err := f.o.Catalog.Streams(ctx, p)
-		all = append(all, streams...)
-		errs = append(errs, err)
-	}
-	return all, errors.Join(errs...)
-}
-
-func (f *Fleet) merge(found map[string]*state, complete bool) {
-	f.mu.Lock()
-	var gone []string
-	dirty := false
-	for id, s := range f.workers {
-		if n := found[id]; n != nil {
-			dirty = dirty || !slices.Equal(s.ranks, n.ranks)
-			s.ranks = n.ranks
-			if !s.configured && n.url != nil && *n.url != *s.url {
-				f.workers[id] = n // a new incarnation elsewhere: to be polled first
-				dirty = true
-			}
-		} else if complete && !s.configured {
-			delete(f.workers, id)
-			gone = append(gone, id)
-		}
-	}
-	var added []string
-	for id, n := range found {
-		if f.workers[id] == nil && n.url != nil {
-			f.workers[id] = n
-			added = append(added, id)
-		}
-	}
-	if dirty || len(added) > 0 || len(gone) > 0 {
-		f.publish()
-	}
-	f.mu.Unlock()
-	for _, id := range added {
-		f.o.Logger.Info("worker discovered", "worker", id)
-	}
-	for _, id := range gone {
-		f.o.Logger.Info("worker unregistered", "worker", id)
-		if f.o.Gone != nil {
-			f.o.Gone(id)
-		}
-	}
-}
-
-// publish makes a new snapshot; f.mu is held, or nobody knows f yet.
-func (f *Fleet) publish() {
-	next := make(chan struct{})
-	f.snap.Store(newSnapshot(f.workers, next))
-	close(f.changed)
-	f.changed = next
 }

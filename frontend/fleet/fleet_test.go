@@ -169,7 +169,7 @@ func TestDiscovery(t *testing.T) {
 		stream("w1", 1, e1.URL), stream("w1", 0, e1.URL), stream("w9", 0, ""), stream("w8", 0, "ftp://x"),
 	}}
 	var gone []string
-	f := newFleet(t, Options{Catalog: c, Gone: func(id string) { gone = append(gone, id) }})
+	f := newFleet(t, Options{Catalog: c, Grace: -1, Gone: func(id string) { gone = append(gone, id) }})
 	f.Refresh(t.Context())
 	s := f.Snapshot()
 	if !slices.Equal(ids(s.Nodes()), []string{"w1"}) || s.Healthy() != 1 {

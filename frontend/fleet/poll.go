@@ -54,7 +54,7 @@ func (f *Fleet) poll(ctx context.Context, id string) {
 	if !healthy {
 		cause = err.Error()
 	}
-	changed := healthy != s.healthy || cause != s.cause || healthy && !slices.Equal(models, s.models)
+	changed := !s.tried || healthy != s.healthy || cause != s.cause || healthy && !slices.Equal(models, s.models)
 	if !changed {
 		return
 	}
@@ -66,7 +66,7 @@ func (f *Fleet) poll(ctx context.Context, id string) {
 			f.o.Logger.Warn("worker down", "worker", id, "url", base, "cause", cause)
 		}
 	}
-	s.healthy, s.cause = healthy, cause
+	s.healthy, s.cause, s.tried = healthy, cause, true
 	if healthy {
 		s.models, s.polled = models, true
 	}

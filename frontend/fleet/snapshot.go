@@ -19,7 +19,7 @@ type Node struct {
 	Cause              string   // why it is not healthy
 	Since              time.Time
 	Models             []Model // the last known
-	Source             string  // "config" or "index"
+	Source             Source
 }
 
 // Target is what a model name stands for.
@@ -37,24 +37,33 @@ type Snapshot struct {
 	nodes   []*Node
 	targets map[kvcache.PoolID]Target // by tenant and model name as clients use it
 	models  map[string][]Model        // by tenant, by id
+	pools   map[kvcache.PoolID]int
+	catalog Status
+	names   map[string]Status
+	updated time.Time
 	healthy int
 	known   bool
 	next    <-chan struct{}
 }
 
-func newSnapshot(workers map[string]*state, next <-chan struct{}) *Snapshot {
-	s := &Snapshot{targets: map[kvcache.PoolID]Target{}, models: map[string][]Model{}, next: next}
-	for _, id := range slices.Sorted(maps.Keys(workers)) {
-		w := workers[id]
+// newSnapshot copies what f knows; f.mu is held.
+func newSnapshot(f *Fleet, next <-chan struct{}) *Snapshot {
+	s := &Snapshot{
+		targets: map[kvcache.PoolID]Target{}, models: map[string][]Model{}, pools: maps.Clone(f.pools),
+		catalog: f.catalog, names: map[string]Status{}, updated: f.updated, next: next,
+	}
+	for name, r := range f.resolved {
+		s.names[name] = r.status
+	}
+	answered, tried := false, true
+	for _, id := range slices.Sorted(maps.Keys(f.workers)) {
+		w := f.workers[id]
 		n := &Node{
 			ID: id, Engine: w.Engine, Tenant: cmp.Or(w.Tenant, kvcache.DefaultTenant), URL: w.url,
-			Ranks: w.allRanks(), Healthy: w.healthy, Cause: w.cause, Since: w.since, Models: w.models, Source: "index",
-		}
-		if w.configured {
-			n.Source = "config"
+			Ranks: w.allRanks(), Healthy: w.healthy, Cause: w.cause, Since: w.since, Models: w.models, Source: w.source,
 		}
 		s.nodes = append(s.nodes, n)
-		s.known = s.known || w.polled
+		answered, tried = answered || w.polled, tried && w.tried
 		if n.Healthy {
 			s.healthy++
 		}
@@ -62,6 +71,7 @@ func newSnapshot(workers map[string]*state, next <-chan struct{}) *Snapshot {
 			s.add(n, m)
 		}
 	}
+	s.known = answered && tried
 	return s
 }
 
@@ -118,9 +128,23 @@ func (s *Snapshot) Has(id string) bool {
 // Healthy is how many workers answered their last poll.
 func (s *Snapshot) Healthy() int { return s.healthy }
 
-// Known tells whether any worker has ever said what it serves. Until then no model name can be
-// called unknown.
+// Known tells whether every worker was asked at least once what it serves, and one has said it. Until
+// then no model name can be called unknown.
 func (s *Snapshot) Known() bool { return s.known }
 
 // Changed is closed when a newer snapshot is there.
 func (s *Snapshot) Changed() <-chan struct{} { return s.next }
+
+// BlockSize is that of a pool, in tokens, as the catalog or the file has it; 0 where unknown.
+func (s *Snapshot) BlockSize(p kvcache.PoolID) int { return s.pools[p] }
+
+// Catalog is how it stands with the catalog. A zero Since means that it has not been read yet, or that
+// there is none.
+func (s *Snapshot) Catalog() Status { return s.catalog }
+
+// Names is how it stands with the look-ups of names.
+func (s *Snapshot) Names() map[string]Status { return s.names }
+
+// Updated is when any stream of the catalog last changed or was renewed, by the writer's clock;
+// zero where unknown.
+func (s *Snapshot) Updated() time.Time { return s.updated }

@@ -31,6 +31,7 @@ func (f *fields) chat(r *Request) error {
 		w.member("tools", f.tools)
 	}
 	r.Tokenize = w.end()
+	r.opening.messages = f.messages
 	return nil
 }
 
@@ -58,10 +59,13 @@ func (f *fields) responses(r *Request) error {
 		}
 		message("system", f.instructions)
 	}
+	r.opening.instructions = f.instructions
 	switch kind(f.input) {
 	case text:
+		r.opening.text = f.input
 		message("user", f.input)
 	case array:
+		r.opening.messages = f.input
 		err := Array(f.input, func(v []byte) error {
 			if kind(v) != object {
 				return bad(`"input" must be a string or an array of objects`)

@@ -23,7 +23,7 @@ const (
 	Plain // only the model matters: tokenize and detokenize
 )
 
-// Request is what routing needs to know of a request.
+// Request is what routing needs to know of a request. It is good as long as the body is.
 type Request struct {
 	Model     string
 	Stream    bool
@@ -33,6 +33,8 @@ type Request struct {
 	// Tokenize is the body for an engine's /tokenize that yields the tokens of the first
 	// prompt; nil where the body gives ids or the engine offers no way to learn them.
 	Tokenize []byte
+
+	opening opening
 }
 
 // BadRequest is the caller's fault.
@@ -176,6 +178,7 @@ func (f *fields) prompts(r *Request, raw []byte, name string, maxTokens int) err
 	wrong := bad("%q must be a string, an array of strings, an array of token ids or an array of arrays of token ids", name)
 	switch kind(raw) {
 	case text:
+		r.opening.text = raw
 		r.Tokenize = f.tokenizeText(raw)
 		return nil
 	case array:
@@ -191,6 +194,7 @@ func (f *fields) prompts(r *Request, raw []byte, name string, maxTokens int) err
 	case number:
 		var err error
 		r.Tokens, err = Tokens(raw, name, maxTokens)
+		r.opening.tokens = r.Tokens
 		return err
 	case text, array:
 	default:
@@ -214,10 +218,12 @@ func (f *fields) prompts(r *Request, raw []byte, name string, maxTokens int) err
 		return err
 	}
 	if element == text {
+		r.opening.text = first
 		r.Tokenize = f.tokenizeText(first)
 		return nil
 	}
 	r.Tokens, err = Tokens(first, name, maxTokens)
+	r.opening.tokens = r.Tokens
 	return err
 }
 
