@@ -216,6 +216,9 @@ func start(t testing.TB, o Options) *running {
 	if o.TokenizeTimeout == 0 {
 		o.TokenizeTimeout = time.Minute
 	}
+	if o.PollTimeout == 0 {
+		o.PollTimeout = time.Minute // a machine that is busy loses no worker
+	}
 	f, err := New(o)
 	if err != nil {
 		t.Fatal(err)

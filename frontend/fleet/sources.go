@@ -217,7 +217,7 @@ func (f *Fleet) reconcile() (added, gone []string) {
 	}
 	for id, s := range want {
 		old := f.workers[id]
-		if old != nil && *old.url == *s.url {
+		if old != nil && old.url.String() == s.url.String() {
 			old.Worker, old.source, old.ranks = s.Worker, s.source, s.ranks
 			want[id] = old // polls under way are for this one
 			continue
