@@ -21,11 +21,7 @@ func newBackoff(first, most time.Duration) *backoff.ExponentialBackOff {
 
 // pause waits for the next interval of b, or for the end of ctx.
 func pause(ctx context.Context, b *backoff.ExponentialBackOff) error {
-	d := b.NextBackOff()
-	if d == backoff.Stop { // cannot be: there is no end. But then it must not become a busy loop.
-		d = b.MaxInterval
-	}
-	t := time.NewTimer(d)
+	t := time.NewTimer(next(b))
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
@@ -33,6 +29,14 @@ func pause(ctx context.Context, b *backoff.ExponentialBackOff) error {
 	case <-t.C:
 		return nil
 	}
+}
+
+func next(b *backoff.ExponentialBackOff) time.Duration {
+	d := b.NextBackOff()
+	if d == backoff.Stop { // cannot be: there is no end. But then it must not become a busy loop.
+		d = b.MaxInterval
+	}
+	return d
 }
 
 // source keeps a live connection to the publisher and puts what it says into the inbox.

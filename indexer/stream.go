@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/warmroute/warmroute/indexer/wire"
 	"github.com/warmroute/warmroute/store"
 )
@@ -56,6 +57,7 @@ type stream struct {
 	refilling      bool  // consuming a replay
 	retrying       bool  // Redis did not answer the last time
 	misranked      bool  // said once
+	owed           bool  // a nudge was taken for a try
 	known          bool  // it was registered, here or elsewhere, before
 	noReplayBefore time.Time
 }
@@ -295,10 +297,14 @@ func (s *stream) renew(ctx context.Context) error {
 
 // try repeats f until Redis has answered, unless the request cannot wait or can never succeed.
 func (s *stream) try(ctx context.Context, f func() error) error {
-	b := newBackoff(s.ix.timing.retry, 5*time.Second)
+	b := newBackoff(s.ix.timing.retry, time.Second)
 	for {
 		err := f()
 		if err == nil {
+			if s.owed { // the comparison that the nudge was for
+				s.owed = false
+				s.nudge()
+			}
 			if s.retrying {
 				s.retrying = false
 				s.log.Info("the index answers again")
@@ -315,9 +321,24 @@ func (s *stream) try(ctx context.Context, f func() error) error {
 			s.retrying = true
 			s.log.Warn("the index does not answer, events wait in the buffer", "reason", store.Reason(err), "error", err)
 		}
-		if err := pause(ctx, b); err != nil {
+		if err := s.rest(ctx, b); err != nil {
 			return err
 		}
+	}
+}
+
+// rest waits between two tries, until Redis is seen to be back at the longest.
+func (s *stream) rest(ctx context.Context, b *backoff.ExponentialBackOff) error {
+	timer := time.NewTimer(next(b))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-s.nudged:
+		s.owed = true
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

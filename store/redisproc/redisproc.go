@@ -189,6 +189,24 @@ func StartCluster(ctx context.Context, dir string, args ...string) (*Cluster, er
 	return c, nil
 }
 
+// fullest is the node with the most keys.
+func (c *Cluster) fullest(ctx context.Context) (*Server, error) {
+	var most int64 = -1
+	var found *Server
+	for _, n := range c.Nodes {
+		client := n.Client()
+		size, err := client.DBSize(ctx).Result()
+		_ = client.Close()
+		if err != nil {
+			return nil, err
+		}
+		if size > most {
+			most, found = size, n
+		}
+	}
+	return found, nil
+}
+
 // Stop kills all nodes.
 func (c *Cluster) Stop() {
 	for _, n := range c.Nodes {

@@ -5,17 +5,22 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // cable is this process's way to Redis, which can be cut and mended.
 type cable struct {
 	mu    sync.Mutex
 	cut   bool
+	dials []time.Time
 	conns map[*plug]struct{}
 }
 
 // dial connects unless the cable is cut: then nobody listens.
 func (c *cable) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c.mu.Lock()
+	c.dials = append(c.dials, time.Now())
+	c.mu.Unlock()
 	if c.isCut() {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
 	}
@@ -35,6 +40,29 @@ func (c *cable) dial(ctx context.Context, network, addr string) (net.Conn, error
 	}
 	c.conns[p] = struct{}{}
 	return p, nil
+}
+
+// open is how many connections there are.
+func (c *cable) open() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.conns)
+}
+
+// busiestSecond is the largest number of dials within one second since a time.
+func (c *cable) busiestSecond(since time.Time) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	most, first := 0, 0
+	for i, at := range c.dials {
+		for at.Sub(c.dials[first]) > time.Second || c.dials[first].Before(since) && first < i {
+			first++
+		}
+		if !at.Before(since) {
+			most = max(most, i-first+1)
+		}
+	}
+	return most
 }
 
 func (c *cable) isCut() bool {

@@ -20,6 +20,7 @@ type outcome struct {
 	sent         time.Time     // when
 	state        string        // x-kv-index-state
 	overlap      string        // x-kv-overlap-blocks
+	worker       string        // x-worker-instance-id
 	promptTokens int           // as the engine counted them
 	cachedTokens int           // of these, found in the engine's cache
 	ttft         time.Duration // until the first token arrived
@@ -63,6 +64,7 @@ func (c *client) chat(ctx context.Context, n int, conversation string, messages 
 	}
 	defer func() { _ = resp.Body.Close() }()
 	o.state = resp.Header.Get("X-Kv-Index-State")
+	o.worker = resp.Header.Get("X-Worker-Instance-Id")
 	o.overlap = resp.Header.Get("X-Kv-Overlap-Blocks")
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 300))

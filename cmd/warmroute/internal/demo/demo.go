@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/frontend"
+	"github.com/warmroute/warmroute/sim"
 )
 
 // Options configures the demo.
@@ -22,6 +23,13 @@ type Options struct {
 	Logger *slog.Logger
 	// Progress is told how far a part is: done of total steps. Calls do not overlap. Required.
 	Progress func(part string, done, total int)
+
+	// What fault runs change.
+	lookupBudget time.Duration // default: generous, see there
+	engine       func(model string, logger *slog.Logger) sim.Options
+	shards       int
+	redisAway    bool // start although Redis does not answer
+	fallback     string
 }
 
 // workload is played twice. Its prefixes fit into the caches of all engines together, but not into one.

@@ -5,13 +5,15 @@ import (
 	"iter"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // load plays conversations against the frontends.
 type load struct {
 	client   *client
-	parallel int           // conversations at a time
-	observe  func(outcome) // called after each request; not concurrently
+	parallel int              // conversations at a time
+	observe  func(outcome)    // called after each request; not concurrently
+	pace     <-chan time.Time // if set: one request for each tick
 }
 
 // play runs the conversations, each turn after the answer to the one before, and returns the
@@ -32,6 +34,13 @@ func (l *load) play(ctx context.Context, conversations iter.Seq[conversation]) [
 				for _, turn := range c.turns {
 					if ctx.Err() != nil {
 						return
+					}
+					if l.pace != nil {
+						select {
+						case <-l.pace:
+						case <-ctx.Done():
+							return
+						}
 					}
 					asked := append(history, message{"user", turn})
 					o, reply := l.client.chat(ctx, int(n.Add(1)), c.id, asked)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -47,6 +48,7 @@ type stage struct {
 	engines   []*sim.Engine
 	frontends []string // base URLs
 	indexes   []*timedIndex
+	metrics   []*prometheus.Registry // of the frontends, and of the stores of frontends and indexer
 	group     *errgroup.Group
 	cancel    context.CancelFunc
 	closers   []func() error
@@ -57,6 +59,12 @@ func newStage(ctx context.Context, o Options, name, policy string, way *cable) (
 	model := "warmroute-demo-" + name
 	running, cancel := context.WithCancel(ctx)
 	group, running := errgroup.WithContext(running)
+	if o.lookupBudget == 0 {
+		o.lookupBudget = lookupBudget
+	}
+	if o.engine == nil {
+		o.engine = engineOptions
+	}
 	s = &stage{pool: kvcache.PoolID{Tenant: kvcache.DefaultTenant, Model: model}, group: group, cancel: cancel}
 	defer func() {
 		if err != nil {
@@ -67,13 +75,13 @@ func newStage(ctx context.Context, o Options, name, policy string, way *cable) (
 	if s.store, err = s.newStore(o, nil); err != nil {
 		return s, err
 	}
-	if _, err := s.store.Pools(ctx); err != nil { // the parts would start without, but there would be little to see
+	if _, err := s.store.Pools(ctx); err != nil && !o.redisAway { // the parts would start without, but there would be little to see
 		return s, err
 	}
 	var followed []indexer.Worker
 	var served []frontend.Worker
 	for i := range numEngines {
-		e, err := sim.New(engineOptions(model, o.Logger))
+		e, err := sim.New(o.engine(model, o.Logger))
 		if err != nil {
 			return s, err
 		}
@@ -103,8 +111,11 @@ func newStage(ctx context.Context, o Options, name, policy string, way *cable) (
 		}
 		timed := &timedIndex{Index: index}
 		s.indexes = append(s.indexes, timed)
+		metrics := prometheus.NewRegistry()
+		s.metrics = append(s.metrics, metrics)
 		f, err := frontend.New(frontend.Options{
-			Index: timed, Workers: served, Policy: policy, LookupBudget: lookupBudget,
+			Index: timed, Workers: served, Policy: policy, Fallback: o.fallback, LookupBudget: o.lookupBudget,
+			Registerer: metrics, Gatherer: metrics,
 			PollInterval: 250 * time.Millisecond, DrainLimit: 5 * time.Second, Logger: o.Logger,
 		})
 		if err != nil {
@@ -117,9 +128,11 @@ func newStage(ctx context.Context, o Options, name, policy string, way *cable) (
 }
 
 func (s *stage) newStore(o Options, way *cable) (*store.Store, error) {
-	so := store.Options{URL: o.Redis, LookupBudget: lookupBudget, Logger: o.Logger, Registerer: prometheus.NewRegistry()}
+	metrics := prometheus.NewRegistry()
+	so := store.Options{URL: o.Redis, Shards: o.shards, LookupBudget: o.lookupBudget, Logger: o.Logger, Registerer: metrics}
 	if way != nil {
 		so.Dialer = way.dial
+		s.metrics = append(s.metrics, metrics)
 	}
 	st, err := store.New(so)
 	if err == nil {
@@ -202,6 +215,15 @@ func (s *stage) clear(ctx context.Context) error {
 type timedIndex struct {
 	frontend.Index
 	longest atomic.Int64 // nanoseconds
+
+	mu    sync.Mutex
+	waits []wait
+}
+
+// wait is one call of the index.
+type wait struct {
+	at   time.Time
+	took time.Duration
 }
 
 // Lookup is the index's.
@@ -218,6 +240,9 @@ func (t *timedIndex) PoolConfig(ctx context.Context, pool kvcache.PoolID) (store
 
 func (t *timedIndex) observe(since time.Time) {
 	d := time.Since(since).Nanoseconds()
+	t.mu.Lock()
+	t.waits = append(t.waits, wait{since, time.Duration(d)})
+	t.mu.Unlock()
 	for {
 		longest := t.longest.Load()
 		if d <= longest || t.longest.CompareAndSwap(longest, d) {
