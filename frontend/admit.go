@@ -65,25 +65,28 @@ func (f *Frontend) readBody(c *gin.Context) (heldBody, error) {
 		taken = n
 		return true
 	}
-	if !reserve(max(length, 0)) {
-		return heldBody{}, errBuffersFull
-	}
 	conn := http.NewResponseController(c.Writer)
 	_ = conn.SetReadDeadline(time.Now().Add(f.o.BodyTimeout)) // unsupported only by test recorders
 	defer func() { _ = conn.SetReadDeadline(time.Time{}) }()
 
 	var b bytes.Buffer
-	b.Grow(int(max(length, 512)) + bytes.MinRead)
+	// What is announced is not there yet: an announcement alone takes no memory, or a few clients that send nothing
+	// would keep everybody out.
+	if room := max(length, 512); !reserve(min(room, bodyChunk)) {
+		return heldBody{}, errBuffersFull
+	} else {
+		b.Grow(int(min(room, bodyChunk)) + bytes.MinRead)
+	}
 	limited := io.LimitReader(http.MaxBytesReader(c.Writer, c.Request.Body, f.o.MaxBody), 0).(*io.LimitedReader)
 	for {
 		limited.N = bodyChunk
 		n, err := b.ReadFrom(limited)
+		if err == nil && !reserve(int64(b.Len())) {
+			err = errBuffersFull
+		}
 		if err == nil && n < bodyChunk {
 			c.Set(keyBodyRead, true)
 			return heldBody{b.Bytes(), drop}, nil
-		}
-		if err == nil && !reserve(int64(b.Len())) {
-			err = errBuffersFull
 		}
 		if err != nil {
 			drop()

@@ -112,6 +112,7 @@ type exchange struct {
 	chosen   *candidate
 	lease    *lease
 	response *http.ResponseController
+	ours     http.Header // of the answer to the client
 }
 
 // finish gives back whatever the request holds. It may be called at any point, and twice.

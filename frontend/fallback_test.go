@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/warmroute/warmroute/frontend/openai"
@@ -47,6 +48,15 @@ func TestConversationsAreSpreadEvenlyOverRanks(t *testing.T) {
 				t.Errorf("%d workers of %d ranks: %v has %d conversations, the mean is %d", shape.workers, shape.ranks, c.WorkerRank, n, mean)
 			}
 		}
+	}
+}
+
+// Two frontends that list the workers in another order send a conversation to the same one.
+func TestFrontendsAgreeOnAConversation(t *testing.T) {
+	a, b := ranks(6, 2), ranks(6, 2)
+	slices.Reverse(b)
+	if !slices.Equal(homes(t, a, 2000), homes(t, b, 2000)) {
+		t.Error("the order of the workers decides")
 	}
 }
 
@@ -261,4 +271,54 @@ func TestFallbackPolicies(t *testing.T) {
 	if _, err := New(Options{Fallback: PolicyKV, Workers: []Worker{{ID: "w", URL: "http://x"}}}); err == nil {
 		t.Error("kv is no fallback for itself")
 	}
+}
+
+// With the index away a conversation stays where it is, turn by turn and through either of two frontends; how it is
+// named is a label.
+func TestConversationStaysWithTheIndexAway(t *testing.T) {
+	engines := []*engine{newEngine(t, "w1"), newEngine(t, "w2"), newEngine(t, "w3"), newEngine(t, "w4")}
+	var workers []Worker
+	for _, e := range engines {
+		workers = append(workers, e.worker())
+	}
+	x := &fakeIndex{blockSize: 16, err: store.ErrUnavailable}
+	frontends := []*running{
+		start(t, Options{Index: x, Workers: workers}),
+		start(t, Options{Index: x, Workers: []Worker{workers[2], workers[0], workers[3], workers[1]}}),
+	}
+	used := map[string]bool{}
+	for c := range 16 {
+		home := ""
+		messages := fmt.Sprintf(`{"role":"system","content":"be kind"},{"role":"user","content":"question %d"}`, c)
+		for turn := range 4 {
+			res, _ := frontends[turn%2].post("/v1/chat/completions", `{"model":"llama","messages":[`+messages+`]}`)
+			got := res.Header.Get("x-worker-instance-id")
+			if res.StatusCode != 200 || got == "" || res.Header.Get("x-kv-index-state") != "degraded" || res.Header.Get("x-kv-overlap-blocks") != "" {
+				t.Fatalf("%d %v", res.StatusCode, res.Header)
+			}
+			if home == "" {
+				home = got
+			}
+			if got != home {
+				t.Errorf("turn %d of conversation %d went from %s to %s", turn, c, home, got)
+			}
+			messages += fmt.Sprintf(`,{"role":"assistant","content":"answer %d"},{"role":"user","content":"and %d?"}`, turn, turn)
+		}
+		used[home] = true
+	}
+	if len(used) < 3 {
+		t.Errorf("16 conversations on %d of 4 workers", len(used))
+	}
+	f := frontends[0]
+	f.post(completions, `{"model":"llama","prompt":[1,2,3]}`, "x-session-id", "s1")
+	f.post(completions, `{"model":"llama","prompt":"some text"}`)
+	for reason, want := range map[string]float64{reasonConversation: 32, reasonSession: 1, reasonPrompt: 1} {
+		if got := f.metric("warmroute_selected_total", "reason", reason); got != want {
+			t.Errorf("selected_total{reason=%q} %v, want %v", reason, got, want)
+		}
+	}
+	if got := f.metric("warmroute_index_fallbacks_total"); got != 34 {
+		t.Errorf("%v fallbacks of 34 requests", got)
+	}
+	f.wantIdle()
 }

@@ -71,7 +71,7 @@ func (f *Frontend) proxy(e openai.Endpoint) gin.HandlerFunc {
 			return
 		}
 		defer f.underWay.give(1)
-		x := &exchange{tenant: f.o.Tenant, path: c.Request.URL.Path, response: http.NewResponseController(c.Writer)}
+		x := &exchange{tenant: f.o.Tenant, path: c.Request.URL.Path, response: http.NewResponseController(c.Writer), ours: c.Writer.Header()}
 		defer x.finish()
 		err := f.prepare(c, x, e)
 		if x.state != "" {
@@ -139,6 +139,10 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 		}
 		a := newAttempt(req.Context(), f.o.ResponseHeaderTimeout)
 		res, err := f.transport.RoundTrip(x.outgoing(a.ctx, req))
+		if err == nil && res.StatusCode == http.StatusSwitchingProtocols { // nobody asked for it
+			_ = res.Body.Close()
+			err = errors.New("the worker switches protocols")
+		}
 		if err == nil {
 			a.stream(res, &answerBody{
 				idle: f.o.IdleChunkTimeout,
@@ -224,7 +228,9 @@ func (b *bodyReader) Close() error { return nil }
 // answer adds our headers to a worker's.
 func (f *Frontend) answer(res *http.Response) error {
 	x := exchangeOf(res.Request)
-	res.Header.Del(headerRequestID) // the client's or ours is there already
+	// Where an informational answer came first, the proxy has forgotten what was set before.
+	x.ours.Del(headerRequestID)
+	res.Header.Set(headerRequestID, res.Request.Header.Get(headerRequestID))
 	x.headers(res.Header)
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
 		res.Header.Set("X-Accel-Buffering", "no")
@@ -256,6 +262,7 @@ func (x *exchange) headers(h http.Header) {
 // noAnswer is for requests that got no response header of a worker.
 func (f *Frontend) noAnswer(w http.ResponseWriter, req *http.Request, err error) {
 	x := exchangeOf(req)
+	w.Header().Set(headerRequestID, req.Header.Get(headerRequestID))
 	x.headers(w.Header())
 	writeError(w, err)
 }

@@ -517,3 +517,31 @@ func TestManyAtOnceLeaveNothingBehind(t *testing.T) {
 		t.Errorf("gauge %v", n)
 	}
 }
+
+// A worker that switches protocols has given no answer.
+func TestSwitchOfProtocolsIsNoAnswer(t *testing.T) {
+	e := newEngine(t, "w1")
+	e.serve = func(w http.ResponseWriter, _ *http.Request, _ []byte) {
+		w.Header().Set("Upgrade", "websocket")
+		w.Header().Set("Connection", "Upgrade")
+		w.WriteHeader(http.StatusSwitchingProtocols)
+	}
+	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}})
+	res, text := f.post(completions, streamBody)
+	wantError(t, res, text, 502, "upstream_error")
+	f.wantIdle()
+}
+
+// Our headers survive an informational answer before the real one.
+func TestHeadersAfterAnInformationalAnswer(t *testing.T) {
+	e := newEngine(t, "w1")
+	e.serve = func(w http.ResponseWriter, _ *http.Request, _ []byte) {
+		w.WriteHeader(http.StatusEarlyHints)
+		_, _ = io.WriteString(w, "{}")
+	}
+	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}})
+	res, _ := f.post(completions, streamBody, "X-Request-Id", "abc")
+	if got := res.Header.Values("X-Request-Id"); len(got) != 1 || got[0] != "abc" {
+		t.Errorf("request id %q", got)
+	}
+}

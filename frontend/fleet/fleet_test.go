@@ -269,3 +269,18 @@ func TestBadWorkersAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// What routing does not need may have any form.
+func TestOddModelListsServe(t *testing.T) {
+	for _, list := range []string{
+		`{"data":[{"id":"llama","created":1.5e9}]}`, `{"data":[{"id":"llama","created":"2024"}]}`,
+		`{"data":[{"id":"llama","root":["x"],"parent":5}]}`, `{"data":[{"id":5},{"id":"llama","max_model_len":4096.0}]}`,
+	} {
+		e := newEngine(t, list)
+		f := newFleet(t, Options{Workers: []Worker{{ID: "w", URL: e.URL}}})
+		f.Refresh(t.Context())
+		if target, ok := f.Snapshot().Target("", "llama"); !ok || len(target.Nodes) != 1 {
+			t.Errorf("%s: not served: %v", list, f.Snapshot().Nodes()[0].Cause)
+		}
+	}
+}

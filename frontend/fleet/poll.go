@@ -25,6 +25,31 @@ type Model struct {
 	MaxModelLen int    `json:"max_model_len,omitempty"`
 }
 
+// UnmarshalJSON reads an entry. Routing needs the id; what else a server has in a form of its own is left out.
+func (m *Model) UnmarshalJSON(b []byte) error {
+	var raw map[string]json.RawMessage
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return err
+	}
+	*m = Model{}
+	for key, to := range map[string]*string{
+		"id": &m.ID, "object": &m.Object, "owned_by": &m.OwnedBy, "root": &m.Root, "parent": &m.Parent,
+	} {
+		var s string
+		if json.Unmarshal(raw[key], &s) == nil {
+			*to = s
+		}
+	}
+	var created, length float64 // some servers write whole numbers as floats
+	if json.Unmarshal(raw["created"], &created) == nil {
+		m.Created = int64(created)
+	}
+	if json.Unmarshal(raw["max_model_len"], &length) == nil && length > 0 && length < 1<<31 {
+		m.MaxModelLen = int(length)
+	}
+	return nil
+}
+
 // poll asks one worker how it is and what it serves.
 func (f *Fleet) poll(ctx context.Context, id string) {
 	f.mu.Lock()
