@@ -37,7 +37,12 @@ if not have[1] then
   if slot then
     redis.call('ZREM', idle, slot)
   else
-    slot = string.format('%d', redis.call('HLEN', slots) + redis.call('ZCARD', idle))
+    local n = redis.call('HLEN', slots) + redis.call('ZCARD', idle)
+    slot = string.format('%d', n)
+    while redis.call('HGET', slots, slot) or redis.call('ZSCORE', idle, slot) do  -- idle was lost: never two streams in one slot
+      n = n + 1
+      slot = string.format('%d', n)
+    end
   end
   -- A generation is also the version, and never older than the clock: it stays unique after the stream, or all of Redis, was deleted.
   local gen = tonumber(redis.call('GET', version) or '0') + 1

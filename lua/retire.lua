@@ -1,5 +1,5 @@
 -- Ends a stream's generation: all its blocks are gone from lookups at once. The stream goes on in a new
--- generation, or ends for good.
+-- generation, in a new slot unless it held nothing, or ends for good.
 --
 -- KEYS[1] stream    hash: gen, seq, slot, updated_ms and the registration
 -- KEYS[2] slots     hash: slot -> worker/rank, live ones only
@@ -38,13 +38,14 @@ local t = redis.call('TIME')
 local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 local now_ms = string.format('%.0f', now)
 
+local empty = true
 for tier = 0, 3 do
   if redis.call('EXISTS', KEYS[5 + tier]) == 1 then
     redis.call('RENAME', KEYS[5 + tier], KEYS[12 + tier])
+    empty = false
   end
 end
 redis.call('UNLINK', KEYS[9], KEYS[10], KEYS[11])
-redis.call('HDEL', slots, slot)
 
 local new_gen = tonumber(redis.call('GET', version) or '0') + 1
 if new_gen < now then
@@ -53,6 +54,13 @@ end
 local gen_text = string.format('%.0f', new_gen)
 redis.call('SET', version, gen_text)
 
+-- A stream that holds nothing has no bit anywhere and keeps its slot, or one that is reset again and again would use them up.
+if empty and new_seq ~= '' then
+  redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'updated_ms', now_ms)
+  return {0, gen_text, new_seq, slot}
+end
+
+redis.call('HDEL', slots, slot)
 if new_seq == '' then
   redis.call('ZADD', idle, '0', slot)
   redis.call('DEL', stream)
@@ -71,7 +79,12 @@ end
 if fresh then
   redis.call('ZREM', idle, fresh)
 else
-  fresh = string.format('%d', redis.call('HLEN', slots) + redis.call('ZCARD', idle) + 1)  -- + 1: the old slot is in neither yet
+  local n = redis.call('HLEN', slots) + redis.call('ZCARD', idle) + 1  -- + 1: the old slot is in neither yet
+  fresh = string.format('%d', n)
+  while fresh == slot or redis.call('HGET', slots, fresh) or redis.call('ZSCORE', idle, fresh) do  -- idle was lost: never two streams in one slot
+    n = n + 1
+    fresh = string.format('%d', n)
+  end
 end
 redis.call('ZADD', idle, '0', slot)
 redis.call('HSET', slots, fresh, owner)

@@ -221,6 +221,12 @@ func (s *Store) checkHolders(ctx context.Context, sh *shard, repair bool, r *Rep
 	}
 	for step := range slices.Chunk(slices.Sorted(maps.Keys(suspects)), verifyStep) {
 		wrong, err := s.verify(ctx, sh, sets, version, step, repair)
+		for tries := 0; errors.Is(err, errMoved) && tries < 50; tries++ {
+			// The comparison is whole in itself: only the list of sorted sets is out of date.
+			if sets, version, err = s.holderSets(ctx, sh); err == nil {
+				wrong, err = s.verify(ctx, sh, sets, version, step, repair)
+			}
+		}
 		if err != nil {
 			return err
 		}

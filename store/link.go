@@ -150,7 +150,7 @@ func (l *link) nextPause() time.Duration {
 
 // LinkStatus is the state of the way to one shard.
 type LinkStatus struct {
-	Shard  string    // "<pool>#<number>", or "<pool>" while the pool's configuration is unknown
+	Shard  string    // "<pool>#<number>", or "pools" for the configuration of pools that are not known yet
 	Up     bool      //
 	Since  time.Time // of the last change
 	Reason string    // why it is down, a value of [Reason]; "" while up

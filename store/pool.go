@@ -60,17 +60,32 @@ func (s *Store) pool(id kvcache.PoolID) *pool {
 	if p != nil {
 		return p
 	}
+	return &pool{store: s, id: id, link: s.strangers} // not kept: see keep
+}
+
+// keep remembers a pool that Redis knows. Any other is forgotten with the call that named it: whoever
+// may ask about a model decides on its name, and neither memory, nor metrics, nor probers may grow with that.
+func (s *Store) keep(p *pool) *pool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p = s.pools[id]; p == nil {
-		p = &pool{store: s, id: id}
-		p.link = newLink(s, id.String(), func(ctx context.Context) error {
-			_, err := p.load(ctx, s.read)
-			return classify(context.WithoutCancel(ctx), err)
-		})
-		s.pools[id] = p
+	if kept := s.pools[p.id]; kept != nil {
+		return kept
 	}
+	p.link = newLink(s, p.id.String(), func(ctx context.Context) error {
+		_, err := p.load(ctx, s.read)
+		return classify(context.WithoutCancel(ctx), err)
+	})
+	s.pools[p.id] = p
 	return p
+}
+
+// newStrangers is the link to the configuration of all pools that this process does not know yet. It is
+// probed with the one that was asked for last.
+func newStrangers(s *Store) *link {
+	return newLink(s, "pools", func(ctx context.Context) error {
+		_, err := s.stranger.Load().load(ctx, s.read)
+		return classify(context.WithoutCancel(ctx), err)
+	})
 }
 
 // known is the shards, nil while the configuration is unknown.
@@ -106,6 +121,7 @@ func (p *pool) learn(blockSize, shards string) (*knownPool, error) {
 	if err1 != nil || err2 != nil || size < 1 || n < 1 || n > 1024 {
 		return nil, fmt.Errorf("pool configuration: block_size %q, shards %q: %w", blockSize, shards, ErrCorrupt)
 	}
+	p = p.store.keep(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if k := p.config.Load(); k != nil && k.BlockSize == size && k.Shards == n {
@@ -173,6 +189,9 @@ func (p *pool) find(caller, bounded context.Context) (*knownPool, error) {
 	if err := p.link.check(); err != nil {
 		return nil, err
 	}
+	if p.link == p.store.strangers {
+		p.store.stranger.Store(p)
+	}
 	k, err := p.load(bounded, p.store.read)
 	return k, p.link.report(caller, classify(context.WithoutCancel(caller), err))
 }
@@ -202,11 +221,10 @@ func (s *Store) place(ctx context.Context, id StreamID, blockSize int) (*shard, 
 	return k.shards[n], n, nil
 }
 
-// locate is the shard of a worker that was placed before; nil where it was not.
-func (s *Store) locate(ctx context.Context, id StreamID) (*shard, int, error) {
+// locate is the pool and the number of the shard of a worker that was placed before; nil where it was not.
+func (s *Store) locate(ctx context.Context, id StreamID) (k *knownPool, n int, err error) {
 	p := s.pool(id.Pool)
-	k, err := p.load(ctx, s.write)
-	if err != nil || k == nil {
+	if k, err = p.load(ctx, s.write); err != nil || k == nil {
 		return nil, 0, err
 	}
 	v, err := s.write.HGet(ctx, placementKey(p.id), id.Worker).Result()
@@ -215,11 +233,11 @@ func (s *Store) locate(ctx context.Context, id StreamID) (*shard, int, error) {
 	} else if err != nil {
 		return nil, 0, fmt.Errorf("find worker's shard: %w", err)
 	}
-	n, err := strconv.Atoi(v)
+	n, err = strconv.Atoi(v)
 	if err != nil || n < 0 || n >= len(k.shards) {
 		return nil, 0, fmt.Errorf("find worker's shard: %q: %w", v, ErrCorrupt)
 	}
-	return k.shards[n], n, nil
+	return k, n, nil
 }
 
 // shard is the shard that a stream's state names; nil where the pool has none such, because Redis came

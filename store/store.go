@@ -26,6 +26,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -78,7 +79,10 @@ type Store struct {
 	background sync.WaitGroup // probers
 
 	mu    sync.RWMutex
-	pools map[kvcache.PoolID]*pool
+	pools map[kvcache.PoolID]*pool // those that Redis knows
+
+	strangers *link                // to the configuration of the others
+	stranger  atomic.Pointer[pool] // the last one of them that was asked for
 }
 
 // New makes a Store. It does no I/O: Redis may be down.
@@ -112,6 +116,7 @@ func New(o Options) (*Store, error) {
 	if !redisOptions.IsClusterMode {
 		s.gate = make(gate, o.PoolSize)
 	}
+	s.strangers = newStrangers(s)
 	quietLibrary.Do(func() { redis.SetLogger(libraryLog{s}) })
 	return s, nil
 }
@@ -134,6 +139,9 @@ func (s *Store) Links() []LinkStatus {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var out []LinkStatus
+	if st := s.strangers.status(); !st.Up {
+		out = append(out, st)
+	}
 	for _, p := range s.pools {
 		if shards := p.known(); len(shards) > 0 {
 			for _, sh := range shards {

@@ -138,11 +138,11 @@ func (st *Stream) readHash(h map[string]string, blockSize int) error {
 func (s *Store) Stream(ctx context.Context, id StreamID) (st Stream, ok bool, err error) {
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
-	sh, n, err := s.locate(bounded, id)
-	if err != nil || sh == nil {
+	k, n, err := s.locate(bounded, id)
+	if err != nil || k == nil {
 		return Stream{}, false, classify(ctx, err)
 	}
-	h, err := s.write.HGetAll(bounded, sh.keys.stream(id.WorkerRank)).Result()
+	h, err := s.write.HGetAll(bounded, k.shards[n].keys.stream(id.WorkerRank)).Result()
 	if err != nil {
 		return Stream{}, false, classify(ctx, fmt.Errorf("read stream: %w", err))
 	}
@@ -150,7 +150,7 @@ func (s *Store) Stream(ctx context.Context, id StreamID) (st Stream, ok bool, er
 		return Stream{}, false, nil
 	}
 	st = Stream{StreamID: id, Shard: n}
-	if err := st.readHash(h, s.pool(id.Pool).config.Load().BlockSize); err != nil {
+	if err := st.readHash(h, k.BlockSize); err != nil {
 		return Stream{}, false, err
 	}
 	return st, true, nil
