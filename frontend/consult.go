@@ -113,17 +113,23 @@ func (f *Frontend) fellBack(k *knowledge, reason string) {
 	f.metrics.fallbacks.WithLabelValues(reason).Inc()
 }
 
-// away tells whether all links to a pool's shards are down, and why.
+// linkOfPools is the link to the configuration of the pools whose shards the store does not know yet.
+const linkOfPools = "pools"
+
+// away tells whether all links that lead to a pool are down, and why.
 func (f *Frontend) away(pool kvcache.PoolID) (reason string, away bool) {
-	name := pool.String()
+	shards := pool.String() + "#"
+	known := false
 	for _, l := range f.o.Index.Links() {
-		if shard, of := strings.CutPrefix(l.Shard, name); !of || shard != "" && shard[0] != '#' {
-			continue
-		}
-		if l.Up {
+		of := strings.HasPrefix(l.Shard, shards)
+		switch {
+		case of && l.Up:
 			return "", false
+		case of && !known:
+			known, away, reason = true, true, closedReason(l.Reason)
+		case l.Shard == linkOfPools && !known && !l.Up:
+			away, reason = true, closedReason(l.Reason)
 		}
-		reason, away = closedReason(l.Reason), true
 	}
 	return reason, away
 }

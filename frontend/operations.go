@@ -78,12 +78,19 @@ func (f *Frontend) indexHealth(s *fleet.Snapshot, list *[]component) indexHealth
 	}
 	h := indexHealth{State: kvcache.Exact}
 	links := f.o.Index.Links()
-	down := 0
+	shards, down, poolsDown := 0, 0, false
 	for _, l := range links {
 		w := component{Name: "index/" + l.Shard, Status: "up", Since: &l.Since}
 		if !l.Up {
 			w.Status, w.Detail = "down", l.Reason
-			down++
+		}
+		if l.Shard == linkOfPools {
+			poolsDown = !l.Up
+		} else {
+			shards++
+			if !l.Up {
+				down++
+			}
 		}
 		*list = append(*list, w)
 	}
@@ -94,9 +101,9 @@ func (f *Frontend) indexHealth(s *fleet.Snapshot, list *[]component) indexHealth
 		}
 	}
 	switch {
-	case down > 0 && down == len(links):
+	case down > 0 && down == shards, poolsDown && shards == 0:
 		h.State = kvcache.Degraded
-	case down > 0:
+	case down > 0 || poolsDown:
 		h.State = kvcache.Partial
 	}
 	if at := s.Updated(); !at.IsZero() {

@@ -201,6 +201,7 @@ func TestReadyShowsTheIndexAndStaysReady(t *testing.T) {
 		{Shard: "default:llama#1", Since: time.Now(), Reason: "timeout", Error: "i/o timeout at a secret place"},
 	}}
 	f := start(t, Options{Index: x, Workers: []Worker{e.worker(), {ID: "w2", URL: refusing(t)}}[:1]})
+	f.eventually("the index has listed the workers", func() bool { return !f.fleet.Snapshot().Catalog().Since.IsZero() })
 	res, text := f.get("/ready")
 	v := decode(t, text)
 	if res.StatusCode != 200 || v["status"] != "ready" || v["degraded"] != true || len(v["components"].([]any)) != 4 {
