@@ -174,7 +174,7 @@ func TestFirstLookCommandsWork(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{`"worker/e0"`, `"index/`, `"in_flight"`, `"registered":1`, `"watermark"`, `"last_event"`, "sound (1 streams", "maxmemory_policy:noeviction", "evicted_keys:0"} {
+	for _, want := range []string{`"worker/e0"`, `"index/`, `"in_flight"`, `"registered":1`, `"watermark"`, `"last_event"`, "sound (1 stream", "maxmemory_policy:noeviction", "evicted_keys:0"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%s is not in the output:\n%s", want, out)
 		}

@@ -24,8 +24,7 @@ if not have[1] then
     if follow == '1' then
       return {2, '', '', ''}
     end
-    redis.call('HDEL', stream, 'removed_ms')
-    redis.call('PERSIST', stream)
+    redis.call('DEL', stream)
   end
   -- Every slot number below HLEN + ZCARD is in exactly one of slots and idle, so the sum is the next new one.
   local slot

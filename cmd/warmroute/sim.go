@@ -24,8 +24,8 @@ type simOptions struct {
 	MaxConcurrent int      `default:"256" placeholder:"N" help:"Requests that one rank runs at once; others wait (default ${default})." group:"Engine"`
 	Ranks         int      `default:"1" placeholder:"N" help:"Data-parallel ranks (default ${default})." group:"Engine"`
 
-	PrefillPerToken time.Duration `default:"50us" placeholder:"TIME" help:"Time to compute one prompt token that the cache does not hold (default ${default})." group:"Speed"`
-	DecodePerToken  time.Duration `default:"5ms" placeholder:"TIME" help:"Time per token of the answer (default ${default})." group:"Speed"`
+	PrefillPerToken time.Duration `default:"50us" zero:"" placeholder:"TIME" help:"Time to compute one prompt token that the cache does not hold (default ${default})." group:"Speed"`
+	DecodePerToken  time.Duration `default:"5ms" zero:"" placeholder:"TIME" help:"Time per token of the answer (default ${default})." group:"Speed"`
 
 	Encoding     string `default:"map" enum:"map,array" placeholder:"FORM" help:"Form of the events: map (vLLM since 0.24) or array (before) (default ${default})." group:"Events"`
 	ArrayArity   int    `default:"10" placeholder:"N" help:"Length of a stored event in array form: 6, 7, 8, 9, 10 or 12 (default ${default})." group:"Events"`
