@@ -62,14 +62,20 @@ func rendezvous(key uint64, w kvcache.WorkerRank) uint64 {
 }
 
 // fairShare is how many requests in flight a candidate may have, the one to be placed included: 1.25 times
-// the mean, rounded up. At least one candidate has fewer.
+// the mean, rounded up, and a few in any case. At least one candidate has fewer.
 func fairShare(candidates []candidate) int {
 	all := 1
 	for i := range candidates {
 		all += candidates[i].requests
 	}
-	return (5*all + 4*len(candidates) - 1) / (4 * len(candidates))
+	return max((5*all+4*len(candidates)-1)/(4*len(candidates)), noLoad)
 }
+
+// noLoad is how many requests of one frontend are no load to a rank. Without it chance decides where the
+// mean is about one, the more so the more frontends share the requests. On the demo's conversations (mean
+// 2) it raises the hit ratio from 0.75 to 0.79 and lowers the mean TTFT from 43 to 33 ms; see
+// BenchmarkOutage.
+const noLoad = 4
 
 // unnamed picks for requests that belong to no conversation.
 func unnamed(candidates []candidate) (int, string) {

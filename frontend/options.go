@@ -50,8 +50,8 @@ const (
 	PolicyRoundRobin  = "round-robin"
 	PolicyRandom      = "random"
 	// PolicyConversationHash keeps every conversation on one worker without knowing what that holds:
-	// rendezvous hashing with bounded load. A worker with more than 1.25 × the mean of this frontend's requests
-	// in flight is skipped. The conversation is named by x-session-id, or else by the messages up to the
+	// rendezvous hashing with bounded load. A worker rank with more than 1.25 × the mean of this frontend's
+	// requests in flight, and more than a few, is skipped. The conversation is named by x-session-id, or else by the messages up to the
 	// first of a user, or else by the beginning of the prompt; without any of them least-loaded chooses.
 	PolicyConversationHash = "conversation-hash"
 )
