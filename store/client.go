@@ -128,7 +128,10 @@ func newClient(o redis.UniversalOptions, opts Options, timeout time.Duration) re
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	o.Dialer = opts.Dialer
 	if o.IsClusterMode {
-		o.MaxRedirects = 3 // a moved slot is followed, a dead node is not tried again
+		// A moved slot is followed. The library counts a node that is dead or answers CLUSTERDOWN as a redirect too, and
+		// would wait between them for longer than a lookup may take.
+		o.MaxRedirects = 3
+		o.MinRetryBackoff, o.MaxRetryBackoff = -1, -1
 	}
 	return redis.NewUniversalClient(&o)
 }
