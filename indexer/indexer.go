@@ -241,9 +241,14 @@ func (ix *Indexer) discover(ctx context.Context) error {
 		return err
 	}
 	var errs []error
+	followed := ix.byPool()
 	for _, pool := range pools {
+		applied := watermarks(followed[poolID(pool.Tenant, pool.Model)])
 		streams, err := ix.opts.Store.Streams(ctx, pool)
 		errs = append(errs, err)
+		if err == nil {
+			nudgeBehind(applied, streams) // of a stream that is idle nothing else would tell that Redis has lost its last writes
+		}
 		for _, st := range streams {
 			p := publisher{id: store.StreamID{Pool: poolID(pool.Tenant, pool.Model), WorkerRank: st.WorkerRank}, reg: st.Registration, discovered: true}
 			if err := p.check(); err != nil {

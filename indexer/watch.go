@@ -2,6 +2,7 @@ package indexer
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/warmroute/warmroute/kvcache"
@@ -25,10 +26,7 @@ func (ix *Indexer) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		streams := map[kvcache.PoolID][]*stream{}
-		for _, s := range ix.all() {
-			streams[s.id.Pool] = append(streams[s.id.Pool], s)
-		}
+		streams := ix.byPool()
 		for pool := range seen {
 			if streams[pool] == nil {
 				delete(seen, pool)
@@ -43,16 +41,57 @@ func (ix *Indexer) watch(ctx context.Context) {
 				continue
 			}
 			reached = true
-			if away[pool] || fell(seen[pool], now) {
+			switch {
+			case away[pool] || fell(seen[pool], now):
 				for _, s := range of {
 					s.nudge()
 				}
+			case seen[pool] != nil && !slices.Equal(seen[pool], now):
+				// Emptied, perhaps, and one of the streams has registered again before this look.
+				applied := watermarks(of)
+				list, err := ix.opts.Store.Streams(ctx, pool)
+				if err != nil {
+					away[pool] = true
+					continue
+				}
+				nudgeBehind(applied, list)
 			}
 			seen[pool], away[pool] = now, false
 		}
 		if reached && time.Since(looked) > settingsInterval {
 			looked = time.Now()
 			ix.lookAtSettings(ctx)
+		}
+	}
+}
+
+// byPool lists the streams that are followed.
+func (ix *Indexer) byPool() map[kvcache.PoolID][]*stream {
+	streams := map[kvcache.PoolID][]*stream{}
+	for _, s := range ix.all() {
+		streams[s.id.Pool] = append(streams[s.id.Pool], s)
+	}
+	return streams
+}
+
+// watermarks are what some streams have applied, by their own account.
+func watermarks(of []*stream) map[*stream]int64 {
+	applied := make(map[*stream]int64, len(of))
+	for _, s := range of {
+		s.update(func(v *Status) { applied[s] = v.Watermark })
+	}
+	return applied
+}
+
+// nudgeBehind nudges the streams of which Redis, as listed afterwards, knows nothing or less than they had applied.
+func nudgeBehind(applied map[*stream]int64, list []store.Stream) {
+	known := make(map[kvcache.WorkerRank]int64, len(list))
+	for _, st := range list {
+		known[st.WorkerRank] = st.Seq
+	}
+	for s, seq := range applied {
+		if now, ok := known[s.id.WorkerRank]; !ok || now < seq {
+			s.nudge()
 		}
 	}
 }

@@ -73,6 +73,57 @@ func TestRedisOlder(t *testing.T) {
 	wantClean(t, st, testPool)
 }
 
+// Redis is emptied, and before anybody has looked, a busy stream is registered again: the version has not fallen, and
+// the idle stream must come back all the same.
+func TestRedisEmptiedUnseen(t *testing.T) {
+	m, url := storetest.Miniredis(t)
+	st := openStore(t, url)
+	busy, idle := zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"}), zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"})
+	look := make(chan struct{})
+	asked := make(chan struct{}, 1)
+	ix := newIndexer(t, Options{
+		Store: blind{openStore(t, url), look, asked}, Workers: []Worker{worker("busy", busy), worker("idle", idle)},
+		WatchInterval: 10 * time.Millisecond, LeaseInterval: time.Hour,
+	})
+	start(t, ix)
+	for _, e := range []*zmtptest.Engine{busy, idle} {
+		e.Subscribed()
+		e.Asked()
+		e.Publish("", 0, payload(stored(nil, 1)))
+	}
+	wantHeld(t, st, testPool, append(gpu("busy/0", 1), gpu("idle/0", 1)...)...)
+	<-asked
+	look <- struct{}{} // the version is known
+	<-asked            // and the next look waits
+
+	m.FlushAll()
+	busy.Publish("", 1, payload(stored(below(1), 2)))
+	wantHeld(t, st, testPool, gpu("busy/0", 1, 2)...)
+	close(look)
+	wantHeld(t, st, testPool, append(gpu("busy/0", 1, 2), gpu("idle/0", 1)...)...)
+	wantClean(t, st, testPool)
+}
+
+// blind sees versions only when it is let.
+type blind struct {
+	Store
+	look  <-chan struct{}
+	asked chan<- struct{}
+}
+
+func (b blind) Versions(ctx context.Context, pool kvcache.PoolID) ([]int64, error) {
+	select {
+	case b.asked <- struct{}{}:
+	default:
+	}
+	select {
+	case <-b.look:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return b.Store.Versions(ctx, pool)
+}
+
 // watched says when the look at Redis fails.
 type watched struct {
 	Store
