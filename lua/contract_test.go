@@ -29,11 +29,7 @@ func TestHeadersAreTheContract(t *testing.T) {
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			src, err := files.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text := string(src)
+			text := source(name)
 			for _, must := range []string{"-- KEYS[1]", "-- ARGV[1]", "-- Returns ", "-- Effects: "} {
 				if !strings.Contains(text, must) {
 					t.Errorf("the header lacks %q", must)

@@ -9,11 +9,13 @@ package lua
 
 import (
 	"embed"
+	"regexp"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
 
-//go:embed *.lua
+//go:embed *.lua *.inc
 var files embed.FS
 
 // The scripts. store is their only caller.
@@ -25,12 +27,23 @@ var (
 	Sweep    = load("sweep.lua")
 	Touch    = load("touch.lua")
 	Verify   = load("verify.lua")
+	Select   = load("select.lua")
+	Lease    = load("lease.lua")
 )
 
 func load(name string) *redis.Script {
+	return redis.NewScript(source(name))
+}
+
+// source is a script as Redis gets it, with what it includes.
+func source(name string) string {
 	src, err := files.ReadFile(name)
 	if err != nil {
 		panic(err) // cannot happen: the name is a constant and the file is embedded
 	}
-	return redis.NewScript(string(src))
+	return include.ReplaceAllStringFunc(string(src), func(line string) string {
+		return source(strings.TrimPrefix(line, "--#include "))
+	})
 }
+
+var include = regexp.MustCompile(`(?m)^--#include \S+$`)

@@ -118,6 +118,7 @@ var replyClasses = map[string]struct {
 	"NOSCRIPT":    {ErrUnavailable, ReasonConnection}, // flushed between the two tries
 	"WRONGTYPE":   {ErrCorrupt, ReasonCorrupt},
 	"WRSLOT":      {ErrCorrupt, ReasonCorrupt}, // our scripts' own
+	"WRLOAD":      {ErrCorrupt, ReasonCorrupt},
 	"WRCONFIG":    {ErrInvalid, ReasonInvalid},
 	"WRARGV":      {ErrInvalid, ReasonInvalid},
 }

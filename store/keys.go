@@ -17,6 +17,9 @@ const (
 func poolTag(p kvcache.PoolID) string      { return keyPrefix + "{" + escape(p.String()) + "}" }
 func configKey(p kvcache.PoolID) string    { return poolTag(p) + ":config" }
 func placementKey(p kvcache.PoolID) string { return poolTag(p) + ":workers" }
+func loadKey(p kvcache.PoolID) string      { return poolTag(p) + ":load" }
+func leasesKey(p kvcache.PoolID) string    { return poolTag(p) + ":leases" }
+func deadlinesKey(p kvcache.PoolID) string { return poolTag(p) + ":deadlines" }
 
 // shardKeys makes the keys of one shard.
 type shardKeys string

@@ -150,7 +150,7 @@ func (l *link) nextPause() time.Duration {
 
 // LinkStatus is the state of the way to one shard.
 type LinkStatus struct {
-	Shard  string    // "<pool>#<number>", or "pools" for the configuration of pools that are not known yet
+	Shard  string    // "<pool>#<number>"; "<pool> leases" for what is under way there; "pools" for the configuration of pools that are not known yet
 	Up     bool      //
 	Since  time.Time // of the last change
 	Reason string    // why it is down, a value of [Reason]; "" while up

@@ -13,6 +13,7 @@ type metrics struct {
 	probes          *prometheus.CounterVec
 	lookupSeconds   prometheus.Histogram
 	lookupBlocks    prometheus.Histogram
+	selectSeconds   prometheus.Histogram
 	applySeconds    *prometheus.HistogramVec
 	applyBlocks     *prometheus.HistogramVec
 	sweptBlocks     *prometheus.CounterVec
@@ -39,6 +40,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}),
 		lookupBlocks: f.NewHistogram(prometheus.HistogramOpts{
 			Name: "warmroute_lookup_blocks", Help: "Blocks of the prompts looked up.", Buckets: sizes,
+		}),
+		selectSeconds: f.NewHistogram(prometheus.HistogramOpts{
+			Name: "warmroute_select_seconds", Help: "Time of one choice by the shared loads, reservation included.", Buckets: latency,
 		}),
 		applySeconds: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "warmroute_apply_seconds", Help: "Time of one application of a batch of events.", Buckets: latency,

@@ -78,8 +78,9 @@ type Store struct {
 	stopOnce   sync.Once
 	background sync.WaitGroup // probers
 
-	mu    sync.RWMutex
-	pools map[kvcache.PoolID]*pool // those that Redis knows
+	mu     sync.RWMutex
+	pools  map[kvcache.PoolID]*pool // those that Redis knows
+	leased map[kvcache.PoolID]*leases
 
 	strangers *link                // to the configuration of the others
 	stranger  atomic.Pointer[pool] // the last one of them that was asked for
@@ -110,7 +111,7 @@ func New(o Options) (*Store, error) {
 		opts: o, log: o.Logger, metrics: newMetrics(o.Registerer),
 		read:  newClient(*redisOptions, o, o.LookupBudget),
 		write: newClient(*redisOptions, o, o.WriteTimeout),
-		stop:  make(chan struct{}), pools: map[kvcache.PoolID]*pool{},
+		stop:  make(chan struct{}), pools: map[kvcache.PoolID]*pool{}, leased: map[kvcache.PoolID]*leases{},
 	}
 	s.metrics.lookupBudget.Set(o.LookupBudget.Seconds())
 	if !redisOptions.IsClusterMode {
@@ -134,7 +135,7 @@ func (s *Store) Close() error {
 	return errors.Join(s.read.Close(), s.write.Close())
 }
 
-// Links lists the state of the way to every shard of the pools in use.
+// Links lists the state of the way to every shard of the pools in use, and to their leases.
 func (s *Store) Links() []LinkStatus {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -150,6 +151,9 @@ func (s *Store) Links() []LinkStatus {
 		} else {
 			out = append(out, p.link.status())
 		}
+	}
+	for _, l := range s.leased {
+		out = append(out, l.link.status())
 	}
 	return out
 }
