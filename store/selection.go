@@ -71,6 +71,10 @@ type Ask struct {
 	Session      string
 	SessionTTL   time.Duration
 	SessionSlack float64
+
+	// Random gives a number from 0 to but without 1, which decides between ties and the lottery of the temperature.
+	// Default [rand.Float64].
+	Random func() float64
 }
 
 // Choice is what came out of an [Ask].
@@ -118,7 +122,10 @@ func (s *Store) Select(ctx context.Context, id kvcache.PoolID, a Ask) (Choice, e
 	if a.Session != "" {
 		keys = append(keys, sessionKey(id, a.Session))
 	}
-	v, err := scripts.selects.run(bounded, s.read, keys, a.args(rand.Float64())...)
+	if a.Random == nil {
+		a.Random = rand.Float64
+	}
+	v, err := scripts.selects.run(bounded, s.read, keys, a.args(a.Random())...)
 	var c Choice
 	if err == nil {
 		c, err = a.read(v)
