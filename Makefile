@@ -7,7 +7,7 @@ FUZZTIME    ?= 30s
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
 .DEFAULT_GOAL := help
-.PHONY: help build install demo test race lint bench fuzz deps tidy image compose clean
+.PHONY: help build install demo test race lint bench fuzz deps docs tidy image compose clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,9 @@ fuzz: ## Run every fuzz target for FUZZTIME each (default 30s)
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package; \
 		done; \
 	done
+
+docs: ## Write the documents that are made from the code; tests say when they are out of date
+	$(GO) test ./docs/monitoring -run UpToDate -update
 
 tidy: ## gofmt -w and go mod tidy
 	gofmt -w .
