@@ -35,6 +35,7 @@ type response struct {
 	Object         string   `json:"object"`
 	Created        int64    `json:"created"`
 	Model          string   `json:"model"`
+	Fingerprint    string   `json:"system_fingerprint,omitempty"`
 	Choices        []choice `json:"choices"`
 	Usage          *usage   `json:"usage,omitempty"`
 	PromptTokenIDs []uint32 `json:"prompt_token_ids,omitempty"`
@@ -55,7 +56,7 @@ func (h *handler) completions(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	res := response{ID: "cmpl-" + j.id, Object: "text_completion", Created: time.Now().Unix(), Model: j.model, Choices: []choice{}}
+	res := response{ID: "cmpl-" + j.id, Object: "text_completion", Created: time.Now().Unix(), Model: j.model, Fingerprint: h.o.Fingerprint, Choices: []choice{}}
 	if req.Stream {
 		h.stream(w, r, j, res, func(c *choice, text string) { c.Text = &text })
 		return
@@ -92,7 +93,7 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	res := response{ID: "chatcmpl-" + j.id, Object: "chat.completion", Created: time.Now().Unix(), Model: j.model, Choices: []choice{}}
+	res := response{ID: "chatcmpl-" + j.id, Object: "chat.completion", Created: time.Now().Unix(), Model: j.model, Fingerprint: h.o.Fingerprint, Choices: []choice{}}
 	if req.Stream {
 		res.Object = "chat.completion.chunk"
 		h.stream(w, r, j, res, func(c *choice, text string) { c.Delta = &turn{Content: text} })

@@ -72,6 +72,9 @@ type Options struct {
 	// Duplicates keeps a physical copy per sequence where two compute the same block, each
 	// with a stored and later a removed event, as vLLM does. Default: one shared copy.
 	Duplicates bool
+	// Fingerprint is the system_fingerprint of answers, by which a client can tell which engine gave it. Default none, as
+	// vLLM.
+	Fingerprint string
 	// Seed of the engine's own block hashes; they also differ from restart to restart.
 	// Default 0: random, as in vLLM without PYTHONHASHSEED.
 	Seed uint64

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -16,6 +17,7 @@ import (
 type Fault struct {
 	URL  string
 	Boot bool // Redis is away from the start, before Begin
+	Once bool // it happens in an instant: Redis answers again when Begin returns
 
 	begin, end func(context.Context) error
 	stop       func()
@@ -46,9 +48,11 @@ var faults = map[string]func(ctx context.Context, dir string) (*Fault, error){
 	"refused-at-boot":        refusedAtBoot,
 	"swallowed":              throughProxy(Swallow),
 	"reset":                  throughProxy(Refuse),
+	"slow":                   slow,
+	"lost-replies":           throughProxy(Deafen),
 	"loading":                loading,
 	"script-flush":           scriptFlush,
-	"flushall":               command(func(ctx context.Context, c *redis.Client) error { return c.FlushAll(ctx).Err() }, nil),
+	"flushall":               flushAll,
 	"oom":                    command(config("maxmemory", "1mb"), config("maxmemory", "0")),
 	"readonly":               command(replicaOf("127.0.0.1", "1"), replicaOf("no", "one")),
 	"acl":                    command(aclDefault("-hmget"), aclDefault("+hmget")),
@@ -57,6 +61,7 @@ var faults = map[string]func(ctx context.Context, dir string) (*Fault, error){
 	"cluster-master-stopped": clusterFault("no", func(s *Server) (begin, end func() error) { return done(s.Pause), done(s.Resume) }),
 	"clusterdown":            clusterFault("yes", func(s *Server) (begin, end func() error) { return stopped(s), s.Start }),
 	"sentinel-failover":      sentinelFailover,
+	"reshard":                reshard,
 }
 
 func done(f func()) func() error { return func() error { f(); return nil } }
@@ -170,6 +175,33 @@ func scriptFlush(_ context.Context, dir string) (*Fault, error) {
 	return &Fault{URL: s.URL, begin: begin, end: end, stop: s.Stop}, nil
 }
 
+// flushAll empties the server once.
+func flushAll(ctx context.Context, dir string) (*Fault, error) {
+	f, err := command(func(ctx context.Context, c *redis.Client) error { return c.FlushAll(ctx).Err() }, nil)(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	f.Once = true
+	return f, nil
+}
+
+// slow answers every call 5 ms late.
+func slow(_ context.Context, dir string) (*Fault, error) {
+	s, err := Start(dir)
+	if err != nil {
+		return nil, err
+	}
+	p, err := NewProxy(s.Addr)
+	if err != nil {
+		s.Stop()
+		return nil, err
+	}
+	delay := func(d time.Duration) func(context.Context) error {
+		return plain(func() error { p.Delay(d); return nil })
+	}
+	return &Fault{URL: "redis://" + p.Addr, begin: delay(5 * time.Millisecond), end: delay(0), stop: func() { p.Close(); s.Stop() }}, nil
+}
+
 type redisCall func(ctx context.Context, c *redis.Client) error
 
 func config(name, value string) redisCall {
@@ -257,6 +289,29 @@ func clusterFault(coverage string, of func(*Server) (begin, end func() error)) f
 			})
 		}, stop: c.Stop}, nil
 	}
+}
+
+// reshard moves the slot with the most keys to another node, a key at a time, as redis-cli --cluster reshard does.
+func reshard(ctx context.Context, dir string) (*Fault, error) {
+	c, err := StartCluster(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	ended := make(chan struct{})
+	moved := make(chan error, 1)
+	begin := func(ctx context.Context) error {
+		m, err := c.newMove(ctx)
+		if err != nil {
+			return err
+		}
+		go func() { moved <- m.run(ctx, ended) }()
+		return nil
+	}
+	end := func(context.Context) error {
+		close(ended)
+		return <-moved
+	}
+	return &Fault{URL: c.URL, begin: begin, end: end, stop: c.Stop}, nil
 }
 
 // sentinelFailover kills the master; the replica takes over.

@@ -29,6 +29,7 @@ const (
 	Pass    Mode = iota // both ways
 	Swallow             // accepts connections and bytes, delivers nothing, resets nothing
 	Refuse              // resets every connection, new ones too
+	Deafen              // delivers what goes to the server, and nothing of what it answers
 )
 
 // NewProxy listens on a free port and passes everything to target, a host:port.
@@ -50,7 +51,7 @@ func (p *Proxy) Set(m Mode) {
 	was := p.mode
 	p.mode = m
 	var reset []net.Conn
-	if m == Refuse || was == Swallow {
+	if m == Refuse || was == Swallow || was == Deafen {
 		for c := range p.conns {
 			reset = append(reset, c)
 		}
@@ -130,7 +131,7 @@ func (p *Proxy) copy(dst, src net.Conn, answers bool) {
 	for {
 		n, err := src.Read(buf)
 		p.mu.Lock()
-		for p.mode == Swallow {
+		for p.mode == Swallow || answers && p.mode == Deafen {
 			p.moved.Wait()
 			n = 0 // gone
 		}

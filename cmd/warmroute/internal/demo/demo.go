@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/warmroute/warmroute/cmd/warmroute/internal/stage"
 	"github.com/warmroute/warmroute/frontend"
 	"github.com/warmroute/warmroute/sim"
 )
@@ -23,19 +22,20 @@ type Options struct {
 	Logger *slog.Logger
 	// Progress is told how far a part is: done of total steps. Calls do not overlap. Required.
 	Progress func(part string, done, total int)
-
-	// What fault runs change.
-	lookupBudget time.Duration // default: generous, see there
-	engine       func(model string, logger *slog.Logger) sim.Options
-	shards       int
-	redisAway    bool // start although Redis does not answer
-	fallback     string
 }
 
 // workload is played twice. Its prefixes fit into the caches of all engines together, but not into one.
-var workload = shape{chats: 48, systems: 6, systemWords: 160, turns: 6, turnWords: 60}
+var workload = stage.Shape{Chats: 48, Systems: 6, SystemWords: 160, Turns: 6, TurnWords: 60}
+
+// engine has a cache that holds about a third of the workload: together the engines can hold all of it, each
+// alone cannot.
+var engine = sim.Options{Blocks: 1400, MaxModelLen: 8192, PrefillPerToken: 100 * time.Microsecond, DecodePerToken: 5 * time.Millisecond}
 
 const (
+	// Longer than the default: engines, indexer, frontends, clients and possibly Redis share this
+	// process, and a machine that is busy with them is not what the demo is about.
+	lookupBudget = 100 * time.Millisecond
+
 	parallel  = 16 // conversations at a time
 	maxTokens = 24 // of one answer
 
@@ -64,74 +64,83 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	return r, nil
 }
 
-func newClient(s *stage) *client {
-	return &client{
-		http: newHTTPClient(), frontends: s.frontends, model: s.pool.Model, maxTokens: maxTokens, timeout: 30 * time.Second,
+func newClient(s *stage.Stage) *stage.Client {
+	return &stage.Client{
+		HTTP: stage.NewHTTPClient(), Frontends: s.Frontends, Model: s.Pool.Model, MaxTokens: maxTokens, Timeout: 30 * time.Second,
 	}
 }
 
+func newStage(ctx context.Context, o Options, name, policy string, way *stage.Cable) (*stage.Stage, error) {
+	return stage.New(ctx, stage.Options{
+		Name: name, Redis: o.Redis, Policy: policy, LookupBudget: lookupBudget, Engine: engine, Logger: o.Logger,
+		Cable: func(string) *stage.Cable { return way },
+	})
+}
+
 func runPolicy(ctx context.Context, o Options, name, part, policy string) (p Policy, err error) {
-	s, err := newStage(ctx, o, name, policy, &cable{})
+	s, err := newStage(ctx, o, name, policy, &stage.Cable{})
 	if err != nil {
 		return p, err
 	}
-	defer func() { err = errors.Join(err, s.close(ctx)) }()
+	defer func() { err = errors.Join(err, s.CloseAndClear(ctx)) }()
 	c := newClient(s)
-	defer c.http.CloseIdleConnections()
+	defer c.HTTP.CloseIdleConnections()
 	done := 0
-	l := load{client: c, parallel: parallel, observe: func(outcome) {
+	l := stage.Load{Client: c, Parallel: parallel, Observe: func(stage.Outcome) {
 		done++
-		o.Progress(part, done, workload.requests())
+		o.Progress(part, done, workload.Requests())
 	}}
-	outcomes := l.play(ctx, slices.Values(workload.conversations(1)))
-	logFailures(o.Logger, part, outcomes)
+	outcomes := l.Play(ctx, slices.Values(workload.Conversations(1)))
+	stage.LogFailures(o.Logger, part, outcomes)
 	return policyOf(outcomes), ctx.Err()
 }
 
 // runOutage keeps up the load while Redis is taken away and given back.
 func runOutage(ctx context.Context, o Options) (out Outage, recovered bool, err error) {
-	way := &cable{}
+	way := &stage.Cable{}
 	s, err := newStage(ctx, o, "outage", frontend.PolicyKV, way)
 	if err != nil {
 		return out, false, err
 	}
 	defer func() {
-		way.setCut(false)
-		err = errors.Join(err, s.close(ctx))
+		way.Cut(false)
+		err = errors.Join(err, s.CloseAndClear(ctx))
 	}()
 	c := newClient(s)
-	defer c.http.CloseIdleConnections()
+	defer c.HTTP.CloseIdleConnections()
 
-	watch := newWatch(numFrontends)
-	l := load{client: c, parallel: parallel, observe: watch.observe}
+	watch := stage.NewWatch(stage.NumFrontends)
+	l := stage.Load{Client: c, Parallel: parallel, Observe: watch.Observe}
 	stop := make(chan struct{})
-	var outcomes []outcome
+	var outcomes []stage.Outcome
 	var playing sync.WaitGroup
-	playing.Go(func() { outcomes = l.play(ctx, endless(stop)) })
+	playing.Go(func() { outcomes = l.Play(ctx, workload.Endless(stop)) })
 	begin := time.Now()
 	step := func(d time.Duration) error { return o.wait(ctx, "Redis taken away", begin, d) }
 
 	err = step(before)
-	way.setCut(true)
-	for _, ix := range s.indexes {
-		ix.longest.Store(0)
-	}
+	way.Cut(true)
+	cut := time.Now()
 	if err == nil {
 		err = step(before + away)
 	}
-	for _, ix := range s.indexes {
-		out.MaxAddedMS = max(out.MaxAddedMS, milliseconds(time.Duration(ix.longest.Load())))
+	for _, ix := range s.Indexes {
+		for _, w := range ix.Waits() {
+			if w.At.Add(w.Took).After(cut) {
+				out.MaxAddedMS = max(out.MaxAddedMS, stage.Milliseconds(w.Took))
+			}
+		}
 	}
 	back := time.Now()
-	watch.since(back)
-	way.setCut(false)
+	watch.Since(back)
+	way.Cut(false)
 	if err == nil {
 		select {
-		case <-watch.recovered:
+		case <-watch.Recovered:
 			recovered = true
-			out.RecoveryMS = milliseconds(watch.lastRecovery().Sub(back))
+			out.RecoveryMS = stage.Milliseconds(watch.LastRecovery().Sub(back))
 		case <-time.After(recoveryTime):
-			out.RecoveryMS = milliseconds(recoveryTime)
+			out.RecoveryMS = stage.Milliseconds(recoveryTime)
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
@@ -144,17 +153,17 @@ func runOutage(ctx context.Context, o Options) (out Outage, recovered bool, err 
 	if err != nil {
 		return out, false, err
 	}
-	logFailures(o.Logger, "Redis taken away", outcomes)
+	stage.LogFailures(o.Logger, "Redis taken away", outcomes)
 	out.Requests = len(outcomes)
 	for _, oc := range outcomes {
-		if oc.err != nil {
+		if oc.Err != nil {
 			out.Failed++
 		}
-		if oc.state == "degraded" || oc.state == "partial" {
+		if oc.State == "degraded" || oc.State == "partial" {
 			out.Degraded++
 		}
 	}
-	if err := s.caughtUp(ctx); err != nil {
+	if err := s.CaughtUp(ctx); err != nil {
 		o.Logger.Error("the index did not recover", "error", err)
 		recovered = false
 	}
@@ -176,81 +185,6 @@ func (o Options) wait(ctx context.Context, part string, begin time.Time, until t
 		case <-tick.C:
 		case <-ctx.Done():
 			return ctx.Err()
-		}
-	}
-}
-
-// endless makes new conversations, each workload after the other, until stop is closed.
-func endless(stop <-chan struct{}) iter.Seq[conversation] {
-	return func(yield func(conversation) bool) {
-		for seed := uint64(2); ; seed++ {
-			for _, c := range workload.conversations(seed) {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if !yield(c) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// watch notices when every frontend routes by the index again.
-type watch struct {
-	back      atomic.Pointer[time.Time]
-	mu        sync.Mutex
-	first     []time.Time // per frontend: the first request since then that was routed by the index
-	hit       bool        // one of them found blocks
-	recovered chan struct{}
-}
-
-func newWatch(frontends int) *watch {
-	return &watch{first: make([]time.Time, frontends), recovered: make(chan struct{})}
-}
-
-// since says when Redis came back.
-func (w *watch) since(t time.Time) { w.back.Store(&t) }
-
-func (w *watch) observe(o outcome) {
-	back := w.back.Load()
-	if back == nil || o.err != nil || o.state != "exact" || o.sent.Before(*back) {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.first[o.frontend].IsZero() {
-		w.first[o.frontend] = o.sent
-	}
-	w.hit = w.hit || isOverlap(o.overlap)
-	if w.hit && !slices.ContainsFunc(w.first, time.Time.IsZero) {
-		select {
-		case <-w.recovered:
-		default:
-			close(w.recovered)
-		}
-	}
-}
-
-// lastRecovery is when the last frontend began to route by the index again.
-func (w *watch) lastRecovery() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.MaxFunc(w.first, time.Time.Compare)
-}
-
-// logFailures explains failed requests; there should be none to explain.
-func logFailures(logger *slog.Logger, part string, outcomes []outcome) {
-	const most = 5
-	failed := 0
-	for _, o := range outcomes {
-		if o.err == nil {
-			continue
-		}
-		if failed++; failed <= most {
-			logger.Error("request failed", "part", part, "frontend", o.frontend, "index_state", o.state, "error", o.err)
 		}
 	}
 }

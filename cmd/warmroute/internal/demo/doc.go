@@ -1,7 +1,6 @@
 // Package demo shows the point of warmroute on one machine: simulated engines, an indexer and two
 // frontends in this process, and a multi-turn chat workload that is played under kv routing, under
-// round robin, and again under kv routing while Redis is taken away and given back. [RunFault] plays the same
-// workload on Redis servers of its own while a fault happens to them.
+// round robin, and again under kv routing while Redis is taken away and given back.
 //
 // # Guarantees
 //

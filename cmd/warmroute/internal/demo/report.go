@@ -4,11 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/warmroute/warmroute/cmd/warmroute/internal/stage"
 )
 
 // Report is what the demo measured.
@@ -81,38 +82,23 @@ func (r Report) WriteTable(w io.Writer) error {
 }
 
 // policyOf sums up the outcomes of one run.
-func policyOf(outcomes []outcome) Policy {
+func policyOf(outcomes []stage.Outcome) Policy {
 	p := Policy{Requests: len(outcomes)}
 	var prompt, cached int
 	var ttft []time.Duration
 	for _, o := range outcomes {
-		if o.err != nil {
+		if o.Err != nil {
 			p.Failed++
 			continue
 		}
-		prompt += o.promptTokens
-		cached += o.cachedTokens
-		ttft = append(ttft, o.ttft)
+		prompt += o.PromptTokens
+		cached += o.CachedTokens
+		ttft = append(ttft, o.TTFT)
 	}
 	if prompt > 0 {
-		p.BlockHitRatio = round(float64(cached)/float64(prompt), 4)
+		p.BlockHitRatio = stage.Round(float64(cached)/float64(prompt), 4)
 	}
 	slices.Sort(ttft)
-	p.TTFT = TTFT{P50: milliseconds(percentile(ttft, 50)), P99: milliseconds(percentile(ttft, 99))}
+	p.TTFT = TTFT{P50: stage.Milliseconds(stage.Percentile(ttft, 50)), P99: stage.Milliseconds(stage.Percentile(ttft, 99))}
 	return p
-}
-
-// percentile is the smallest of the sorted values that at least p per cent do not exceed.
-func percentile(sorted []time.Duration, p int) time.Duration {
-	if len(sorted) == 0 {
-		return 0
-	}
-	return sorted[max((len(sorted)*p+99)/100, 1)-1]
-}
-
-func milliseconds(d time.Duration) float64 { return round(d.Seconds()*1000, 2) }
-
-func round(x float64, digits int) float64 {
-	scale := math.Pow10(digits)
-	return math.Round(x*scale) / scale
 }

@@ -1,4 +1,4 @@
-package demo
+package stage
 
 import (
 	"context"
@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// cable is this process's way to Redis, which can be cut and mended.
-type cable struct {
+// Cable is a way to Redis, which can be cut and mended.
+type Cable struct {
 	mu    sync.Mutex
 	cut   bool
 	dials []time.Time
 	conns map[*plug]struct{}
 }
 
-// dial connects unless the cable is cut: then nobody listens.
-func (c *cable) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+// Dial connects unless the cable is cut: then nobody listens.
+func (c *Cable) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	c.mu.Lock()
 	c.dials = append(c.dials, time.Now())
 	c.mu.Unlock()
@@ -42,15 +42,15 @@ func (c *cable) dial(ctx context.Context, network, addr string) (net.Conn, error
 	return p, nil
 }
 
-// open is how many connections there are.
-func (c *cable) open() int {
+// Open is how many connections there are.
+func (c *Cable) Open() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.conns)
 }
 
-// busiestSecond is the largest number of dials within one second since a time.
-func (c *cable) busiestSecond(since time.Time) int {
+// BusiestSecond is the largest number of dials within one second since a time.
+func (c *Cable) BusiestSecond(since time.Time) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	most, first := 0, 0
@@ -65,14 +65,14 @@ func (c *cable) busiestSecond(since time.Time) int {
 	return most
 }
 
-func (c *cable) isCut() bool {
+func (c *Cable) isCut() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cut
 }
 
-// setCut cuts the cable, which resets all connections, or mends it.
-func (c *cable) setCut(cut bool) {
+// Cut cuts the cable, which resets all connections, or mends it.
+func (c *Cable) Cut(cut bool) {
 	c.mu.Lock()
 	c.cut = cut
 	var open []*plug
@@ -90,7 +90,7 @@ func (c *cable) setCut(cut bool) {
 // plug is one connection. Its end by a cut looks like a reset by the other side.
 type plug struct {
 	net.Conn
-	cable *cable
+	cable *Cable
 }
 
 func (p *plug) Read(b []byte) (int, error) {

@@ -1,4 +1,4 @@
-package demo
+package stage
 
 import (
 	"bufio"
@@ -13,73 +13,76 @@ import (
 	"time"
 )
 
-// outcome is what became of one request.
-type outcome struct {
-	err          error         // nil for a complete 200 answer
-	frontend     int           // which frontend was asked
-	sent         time.Time     // when
-	state        string        // x-kv-index-state
-	overlap      string        // x-kv-overlap-blocks
-	worker       string        // x-worker-instance-id
-	promptTokens int           // as the engine counted them
-	cachedTokens int           // of these, found in the engine's cache
-	ttft         time.Duration // until the first token arrived
+// Outcome is what became of one request.
+type Outcome struct {
+	Err          error         // nil for a complete 200 answer
+	Frontend     int           // which frontend was asked
+	Sent         time.Time     // when
+	Late         time.Duration // how much later than planned, where a pace was given
+	State        string        // x-kv-index-state
+	Overlap      string        // x-kv-overlap-blocks
+	Worker       string        // x-worker-instance-id
+	Engine       string        // the name of the engine that answered, by its own word
+	PromptTokens int           // as the engine counted them
+	CachedTokens int           // of these, found in the engine's cache
+	TTFT         time.Duration // until the first token arrived
 }
 
-// client asks the frontends in turn, as a load balancer would.
-type client struct {
-	http      *http.Client
-	frontends []string // base URLs
-	model     string
-	maxTokens int
-	timeout   time.Duration // of one request
+// Client asks the frontends in turn, as a load balancer would.
+type Client struct {
+	HTTP      *http.Client
+	Frontends []string // base URLs
+	Model     string
+	MaxTokens int
+	Timeout   time.Duration // of one request
 }
 
-// chat sends one streaming chat completion and reads the answer to its end. The reply is the
+// Chat sends one streaming chat completion and reads the answer to its end. The reply is the
 // text of a complete answer.
-func (c *client) chat(ctx context.Context, n int, conversation string, messages []message) (o outcome, reply string) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+func (c *Client) Chat(ctx context.Context, n int, conversation string, messages []Message) (o Outcome, reply string) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	o = outcome{frontend: n % len(c.frontends), sent: time.Now()}
+	o = Outcome{Frontend: n % len(c.Frontends), Sent: time.Now()}
 	body, err := json.Marshal(map[string]any{
-		"model": c.model, "messages": messages, "max_tokens": c.maxTokens,
+		"model": c.Model, "messages": messages, "max_tokens": c.MaxTokens,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true},
 	})
 	if err != nil {
-		o.err = err
+		o.Err = err
 		return o, ""
 	}
-	url := c.frontends[o.frontend] + "/v1/chat/completions"
+	url := c.Frontends[o.Frontend] + "/v1/chat/completions"
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
-		o.err = err
+		o.Err = err
 		return o, ""
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("X-Session-Id", conversation)
-	resp, err := c.http.Do(req)
+	resp, err := c.HTTP.Do(req)
 	if err != nil {
-		o.err = err
+		o.Err = err
 		return o, ""
 	}
 	defer func() { _ = resp.Body.Close() }()
-	o.state = resp.Header.Get("X-Kv-Index-State")
-	o.worker = resp.Header.Get("X-Worker-Instance-Id")
-	o.overlap = resp.Header.Get("X-Kv-Overlap-Blocks")
+	o.State = resp.Header.Get("X-Kv-Index-State")
+	o.Worker = resp.Header.Get("X-Worker-Instance-Id")
+	o.Overlap = resp.Header.Get("X-Kv-Overlap-Blocks")
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 300))
-		o.err = fmt.Errorf("status %d: %s", resp.StatusCode, bytes.TrimSpace(text))
+		o.Err = fmt.Errorf("status %d: %s", resp.StatusCode, bytes.TrimSpace(text))
 		return o, ""
 	}
-	reply, o.err = o.readStream(resp.Body)
+	reply, o.Err = o.readStream(resp.Body)
 	return o, reply
 }
 
-// chunk is the part of a streamed chat completion chunk that the demo looks at.
+// chunk is the part of a streamed chat completion chunk that is looked at.
 type chunk struct {
 	Error   json.RawMessage `json:"error"`
+	Engine  string          `json:"system_fingerprint"`
 	Choices []struct {
-		Delta        message `json:"delta"`
+		Delta        Message `json:"delta"`
 		FinishReason string  `json:"finish_reason"`
 	} `json:"choices"`
 	Usage *struct {
@@ -92,7 +95,7 @@ type chunk struct {
 
 // readStream reads server-sent events up to [DONE]. A stream without text, finish reason, usage
 // or [DONE] is a broken answer.
-func (o *outcome) readStream(r io.Reader) (string, error) {
+func (o *Outcome) readStream(r io.Reader) (string, error) {
 	var reply strings.Builder
 	finished, usage := false, false
 	lines := bufio.NewScanner(r)
@@ -115,17 +118,20 @@ func (o *outcome) readStream(r io.Reader) (string, error) {
 		if c.Error != nil {
 			return "", fmt.Errorf("error in the stream: %s", c.Error)
 		}
+		if c.Engine != "" {
+			o.Engine = c.Engine
+		}
 		for _, choice := range c.Choices {
 			if choice.Delta.Content != "" && reply.Len() == 0 {
-				o.ttft = time.Since(o.sent)
+				o.TTFT = time.Since(o.Sent)
 			}
 			reply.WriteString(choice.Delta.Content)
 			finished = finished || choice.FinishReason != ""
 		}
 		if c.Usage != nil {
 			usage = true
-			o.promptTokens = c.Usage.PromptTokens
-			o.cachedTokens = c.Usage.PromptTokensDetails.CachedTokens
+			o.PromptTokens = c.Usage.PromptTokens
+			o.CachedTokens = c.Usage.PromptTokensDetails.CachedTokens
 		}
 	}
 	if err := lines.Err(); err != nil {
@@ -135,15 +141,20 @@ func (o *outcome) readStream(r io.Reader) (string, error) {
 }
 
 // getJSON reads a JSON answer. Its status does not matter.
-func getJSON(ctx context.Context, url string, v any) error {
+func getJSON(ctx context.Context, client *http.Client, url string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	return json.NewDecoder(resp.Body).Decode(v)
+}
+
+// NewHTTPClient makes a client that keeps enough connections for a load.
+func NewHTTPClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 10 * time.Second}}
 }

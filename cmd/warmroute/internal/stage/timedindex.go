@@ -1,0 +1,137 @@
+package stage
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/warmroute/warmroute/frontend"
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+)
+
+// TimedIndex measures how long the requests of one frontend wait for the index.
+type TimedIndex struct {
+	frontend.Index
+
+	tap   atomic.Pointer[func([]kvcache.BlockHash)]
+	mu    sync.Mutex
+	begun map[context.Context]begun // requests between PoolConfig and Lookup
+	waits []Wait
+}
+
+// Wait is the index work of one request.
+type Wait struct {
+	At   time.Time
+	Took time.Duration
+	// Down is how many links were down when it began: nobody needed to find out about those.
+	Down int
+	// Noticed says that a link went down while it lasted.
+	Noticed bool
+}
+
+type begun struct {
+	Wait
+	links []store.LinkStatus
+}
+
+// Waits are those of all requests so far, in the order of their ends.
+func (t *TimedIndex) Waits() []Wait {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.waits[:len(t.waits):len(t.waits)]
+}
+
+// Tap calls f at the beginning of every lookup from now on; nil ends that.
+func (t *TimedIndex) Tap(f func(blocks []kvcache.BlockHash)) {
+	if f == nil {
+		t.tap.Store(nil)
+		return
+	}
+	t.tap.Store(&f)
+}
+
+// PoolConfig is the index's. A request begins with it, and goes on with Lookup under the same context if there is a pool.
+func (t *TimedIndex) PoolConfig(ctx context.Context, pool kvcache.PoolID) (store.PoolConfig, bool, error) {
+	b := t.begin()
+	c, ok, err := t.Index.PoolConfig(ctx, pool)
+	b.Took = time.Since(b.At)
+	if err != nil || !ok {
+		t.end(b)
+		return c, ok, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.begun == nil {
+		t.begun = map[context.Context]begun{}
+	}
+	t.begun[ctx] = b
+	return c, ok, err
+}
+
+// Lookup is the index's.
+func (t *TimedIndex) Lookup(ctx context.Context, pool kvcache.PoolID, blocks []kvcache.BlockHash, o store.LookupOptions) (kvcache.OverlapScores, kvcache.IndexState, error) {
+	if f := t.tap.Load(); f != nil {
+		(*f)(blocks)
+	}
+	t.mu.Lock()
+	b, ok := t.begun[ctx]
+	delete(t.begun, ctx)
+	t.mu.Unlock()
+	if !ok {
+		b = t.begin()
+	}
+	start := time.Now()
+	scores, state, err := t.Index.Lookup(ctx, pool, blocks, o)
+	b.Took += time.Since(start)
+	t.end(b)
+	return scores, state, err
+}
+
+// Links is the index's. While all are down it is the only thing that most requests do.
+func (t *TimedIndex) Links() []store.LinkStatus {
+	start := time.Now()
+	links := t.Index.Links()
+	took := time.Since(start)
+	if n := down(links); n > 0 && n == len(links) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.waits = append(t.waits, Wait{At: start, Took: took, Down: n})
+	}
+	return links
+}
+
+func (t *TimedIndex) begin() begun {
+	links := t.Index.Links()
+	return begun{Wait{At: time.Now(), Down: down(links)}, links}
+}
+
+func (t *TimedIndex) end(b begun) {
+	b.Noticed = newlyDown(b.links, t.Index.Links())
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.waits = append(t.waits, b.Wait)
+}
+
+func down(links []store.LinkStatus) (n int) {
+	for _, l := range links {
+		if !l.Up {
+			n++
+		}
+	}
+	return n
+}
+
+// newlyDown says whether a link is down now that was not then, or went down anew.
+func newlyDown(then, now []store.LinkStatus) bool {
+	for _, l := range now {
+		if !l.Up && !slices.ContainsFunc(then, func(t store.LinkStatus) bool {
+			return t.Shard == l.Shard && !t.Up && t.Since.Equal(l.Since)
+		}) {
+			return true
+		}
+	}
+	return false
+}
