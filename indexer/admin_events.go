@@ -137,6 +137,11 @@ func (s *stream) takeAll(ctx context.Context, events []kvcache.RouterEvent) erro
 		}
 	}
 	s.update(func(v *Status) { v.LastEvent = time.Now() })
+	if s.lease.expired {
+		if err := s.revive(); err != nil {
+			return err
+		}
+	}
 	for i := range events {
 		if err := s.takeOne(ctx, &events[i]); err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/warmroute/warmroute/kvcache"
@@ -74,6 +75,9 @@ func (ix *Indexer) postRegister(c *gin.Context) {
 		return
 	}
 	ix.follow(p)
+	if s := ix.stream(p.id); s != nil {
+		s.update(func(*Status) { s.signs.registered = time.Now() })
+	}
 	c.JSON(status, gin.H{
 		"instance_id": p.id.Worker, "dp_rank": p.id.Rank, "model_name": pool.Model, "tenant_id": pool.Tenant,
 		"block_size": p.reg.BlockSize, "registered": st.Generation != 0, "generation": st.Generation,

@@ -30,6 +30,11 @@ func (s *stream) arrive(ctx context.Context, a arrival) error {
 		return nil
 	}
 	s.update(func(v *Status) { v.LastEvent = time.Now() })
+	if s.lease.expired {
+		if err := s.revive(); err != nil {
+			return err
+		}
+	}
 	return s.live(ctx, message{int64(m.Seq), m.Payload})
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -19,6 +20,8 @@ type Indexer struct {
 	opts        Options
 	metrics     *metrics
 	timing      timing
+	health      healthCheck
+	suspicion   atomic.Int32  // a [suspicion]
 	replaySlots chan struct{} // one token per replay in progress
 	initial     []publisher
 	listener    net.Listener
@@ -41,7 +44,7 @@ func New(o Options) (*Indexer, error) {
 		return nil, err
 	}
 	ix := &Indexer{
-		opts: o, metrics: newMetrics(o.Registerer), timing: defaultTiming, initial: initial,
+		opts: o, metrics: newMetrics(o.Registerer), timing: defaultTiming, health: newHealthCheck(), initial: initial,
 		replaySlots: make(chan struct{}, o.Replays), streams: map[store.StreamID]*stream{},
 	}
 	if err := newStreamMetrics(o.Registerer, ix.all); err != nil {
@@ -86,6 +89,7 @@ func (ix *Indexer) Run(ctx context.Context) error {
 	background.Go(func() { ix.rediscover(ctx) })
 	background.Go(func() { ix.sweep(ctx) })
 	background.Go(func() { ix.watch(ctx) })
+	background.Go(func() { ix.checkHealth(ctx) })
 	served := make(chan error, 1)
 	background.Go(func() { served <- ix.server.Serve(ix.listener) })
 	ix.opts.Logger.Info("indexer is serving", "address", ix.Addr().String(), "streams", len(ix.initial))

@@ -16,6 +16,7 @@ func (s *stream) join(ctx context.Context, c *connection) error {
 		newest = s.st.Seq
 	}
 	s.cur.connected(newest)
+	s.lease = lease{}
 	s.noReplayBefore = time.Time{} // the replay that failed may have been another process's
 	if !s.canReplay() {
 		return nil // the first live message tells

@@ -27,6 +27,7 @@ const (
 	resetGap         = "gap"         // lost messages that replay could not bring
 	resetUndecodable = "undecodable" // a batch, or a removal in it, could not be read
 	resetPanic       = "panic"       // a fault in this code
+	resetLease       = "lease"       // no sign of life from the worker
 
 	replayJoin    = "join"    // after connecting
 	replayGap     = "gap"     // to close a gap
@@ -61,7 +62,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, []string{"reason"}),
 		resets: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_kv_stream_resets_total",
-			Help: "Streams whose blocks left the index, by reason (restart, clear, gap, undecodable, panic).",
+			Help: "Streams whose blocks left the index, by reason (restart, clear, gap, undecodable, panic, lease).",
 		}, []string{"reason"}),
 		replays: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_kv_replays_total", Help: "Replays asked for, by reason (join, gap, restart), and those without a complete answer (failed).",
@@ -78,7 +79,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{gapLive, gapStore} {
 		m.gaps.WithLabelValues(r)
 	}
-	for _, r := range []string{resetRestart, resetClear, resetGap, resetUndecodable, resetPanic} {
+	for _, r := range []string{resetRestart, resetClear, resetGap, resetUndecodable, resetPanic, resetLease} {
 		m.resets.WithLabelValues(r)
 	}
 	for _, r := range []string{replayJoin, replayGap, replayRestart, replayFailed} {

@@ -84,8 +84,14 @@ type Options struct {
 	SweepInterval time.Duration
 	// WatchInterval is the time between two looks whether Redis still has what was written. Default 500 ms.
 	WatchInterval time.Duration
-	// LeaseInterval is the time between two renewals of a connected stream's lease. Default 10 s.
+	// LeaseInterval is the time between two looks for signs of life of each worker (GET /health where its URL is known),
+	// which renew the leases of its streams. Default 10 s.
 	LeaseInterval time.Duration
+	// LeaseGrace is how long nobody may have renewed a lease before the stream's blocks leave the index. They come
+	// back with the worker. Default 30 s.
+	LeaseGrace time.Duration
+	// LeaseForget is after how long without life a worker that is not in Workers is unregistered. Default 1 h.
+	LeaseForget time.Duration
 
 	// Logger gets transitions and operator errors. Default: none.
 	Logger *slog.Logger
@@ -125,6 +131,8 @@ func (o Options) withDefaults() (Options, error) {
 	setDefault(&o.OrphanAge, 10*time.Minute)
 	setDefault(&o.SweepInterval, time.Second)
 	setDefault(&o.LeaseInterval, 10*time.Second)
+	setDefault(&o.LeaseGrace, 30*time.Second)
+	setDefault(&o.LeaseForget, time.Hour)
 	setDefault(&o.WatchInterval, 500*time.Millisecond)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -164,6 +172,7 @@ type publisher struct {
 	reg store.Registration
 
 	discovered bool // found in the index: nobody asked this indexer for it
+	configured bool // one of [Options.Workers]
 }
 
 // publishers are the streams of the configured workers.
@@ -188,6 +197,7 @@ func (o Options) publishers() ([]publisher, error) {
 
 func (w Worker) publisher(rank int) (publisher, error) {
 	p := publisher{
+		configured: true,
 		id: store.StreamID{
 			Pool:       poolID(w.Tenant, w.Model),
 			WorkerRank: kvcache.WorkerRank{Worker: w.ID, Rank: rank},

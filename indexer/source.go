@@ -93,7 +93,7 @@ func (s *stream) connect(ctx context.Context, in *inbox) (up time.Duration, err 
 // connected, disconnected and overflowed keep the status and log transitions once.
 
 func (s *stream) connected() {
-	s.update(func(v *Status) { v.Connected, v.Error = true, "" })
+	s.update(func(v *Status) { v.Connected, v.Error, s.signs.refused = true, "", false })
 	s.log.Info("following KV events", "endpoint", s.reg.Endpoint)
 }
 
@@ -101,7 +101,7 @@ func (s *stream) disconnected(err error) {
 	was, before := false, ""
 	s.update(func(v *Status) {
 		was, before = v.Connected, v.Error
-		v.Connected, v.Error = false, err.Error()
+		v.Connected, v.Error, s.signs.refused = false, err.Error(), healthOfError(err) == healthBad
 	})
 	if was || before == "" {
 		s.log.Warn("KV event publisher is away, dialling again", "endpoint", s.reg.Endpoint, "error", err)

@@ -42,6 +42,7 @@ type stream struct {
 
 	mu     sync.Mutex
 	status Status
+	signs  signs
 	in     *inbox // of the present attempt; nil before the first
 
 	// The rest is the worker's alone.
@@ -59,6 +60,7 @@ type stream struct {
 	misranked      bool  // said once
 	owed           bool  // a nudge was taken for a try
 	known          bool  // it was registered, here or elsewhere, before
+	lease          lease
 	noReplayBefore time.Time
 }
 
@@ -92,6 +94,7 @@ type Status struct {
 	Gaps       int       `json:"gaps"`
 	Resets     int       `json:"resets"`
 	LastEvent  time.Time `json:"last_event,omitzero"`
+	Lease      string    `json:"lease"`           // alive, failing, held or expired
 	Error      string    `json:"error,omitempty"` // why it is not connected or not registered
 }
 
@@ -102,7 +105,7 @@ func newStream(ix *Indexer, p publisher) *stream {
 		log:    ix.opts.Logger.With("worker", p.id.WorkerRank.String(), "pool", p.id.Pool.String()),
 		status: Status{
 			Worker: p.id.Worker, Rank: p.id.Rank, Model: p.id.Pool.Model, Tenant: p.id.Pool.Tenant, URL: p.reg.URL,
-			Endpoint: p.reg.Endpoint, Engine: p.reg.Engine, BlockSize: p.reg.BlockSize, Watermark: -1,
+			Endpoint: p.reg.Endpoint, Engine: p.reg.Engine, BlockSize: p.reg.BlockSize, Watermark: -1, Lease: leaseAlive,
 		},
 	}
 	s.begin()
@@ -268,31 +271,6 @@ func (s *stream) call(ctx context.Context, f func(context.Context)) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// renew keeps the lease of a stream that is idle; one that is applied to is renewed by that.
-func (s *stream) renew(ctx context.Context) error {
-	var connected bool
-	s.update(func(v *Status) { connected = v.Connected })
-	if s.st.Generation == 0 {
-		return s.register(ctx)
-	}
-	if !connected {
-		return nil
-	}
-	switch o, err := s.ix.opts.Store.Touch(ctx, s.st); {
-	case err != nil && ctx.Err() == nil:
-		s.log.Debug("lease not renewed", "error", err)
-	case err == nil && o == store.Stale:
-		// An idle stream notices here that Redis was emptied, or that another indexer has seen a restart.
-		if err := s.reread(ctx); err != nil {
-			return err
-		}
-		if s.st.Seq < s.cur.done {
-			return errAgain
-		}
-	}
-	return nil
 }
 
 // try repeats f until Redis has answered, unless the request cannot wait or can never succeed.

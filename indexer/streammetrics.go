@@ -15,8 +15,8 @@ const (
 
 // streamMetrics shows the streams as they are when Prometheus asks; a worker that leaves takes its series along.
 type streamMetrics struct {
-	all                          func() []*stream
-	streams, buffered, lastEvent *prometheus.Desc
+	all                                  func() []*stream
+	streams, leases, buffered, lastEvent *prometheus.Desc
 }
 
 func newStreamMetrics(reg prometheus.Registerer, all func() []*stream) error {
@@ -24,6 +24,9 @@ func newStreamMetrics(reg prometheus.Registerer, all func() []*stream) error {
 		all: all,
 		streams: prometheus.NewDesc("warmroute_kv_streams",
 			"Event streams that this indexer follows, by state (live, disconnected, unregistered).", []string{"state"}, nil),
+		leases: prometheus.NewDesc("warmroute_kv_leases",
+			"Event streams by their lease: alive, failing (no sign of life for less than the grace), held (for longer, but the fault may be this indexer's), expired.",
+			[]string{"state"}, nil),
 		buffered: prometheus.NewDesc("warmroute_kv_buffered_messages",
 			"Messages of all streams that wait to be applied to the index.", nil, nil),
 		lastEvent: prometheus.NewDesc("warmroute_kv_stream_last_event_timestamp_seconds",
@@ -36,6 +39,7 @@ func newStreamMetrics(reg prometheus.Registerer, all func() []*stream) error {
 // Describe names the metrics.
 func (m *streamMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.streams
+	ch <- m.leases
 	ch <- m.buffered
 	ch <- m.lastEvent
 }
@@ -46,10 +50,12 @@ func (m *streamMetrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	states := map[string]int{streamLive: 0, streamDisconnected: 0, streamUnregistered: 0}
+	leases := map[string]int{leaseAlive: 0, leaseFailing: 0, leaseHeld: 0, leaseExpired: 0}
 	waiting := 0
 	for _, s := range m.all() {
 		v := s.snapshot()
 		waiting += v.Waiting
+		leases[v.Lease]++
 		switch {
 		case v.Endpoint != "" && !v.Connected:
 			states[streamDisconnected]++
@@ -66,6 +72,9 @@ func (m *streamMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	for state, n := range states {
 		gauge(m.streams, float64(n), state)
+	}
+	for state, n := range leases {
+		gauge(m.leases, float64(n), state)
 	}
 	gauge(m.buffered, float64(waiting))
 }

@@ -135,10 +135,18 @@ func (s *stream) compare(ctx context.Context) error {
 	if s.st.Generation == 0 {
 		return s.register(ctx)
 	}
+	alive, _ := s.alive(time.Now())
+	if alive && s.lease.expired {
+		return s.revive()
+	}
 	if err := s.reread(ctx); err != nil {
 		return err
 	}
 	if s.st.Seq < s.cur.done {
+		if !alive { // another indexer has ended the lease; nothing is to be had from the engine
+			s.expire(s.st)
+			return nil
+		}
 		s.log.Warn("Redis went back to an older state, joining the stream again", "watermark", s.st.Seq, "applied", s.cur.done)
 		return errAgain
 	}
