@@ -8,6 +8,7 @@
 -- KEYS[6] copies of tier 0: hash, engine hash -> further physical copies
 -- KEYS[7] copies of tier 1
 -- KEYS[8] copies of tier 2
+-- KEYS[9] blocks of tier 3 (predicted): those that the engine stores on the device, or removes, are predicted no longer
 -- ARGV[1] gen      generation that the caller believes in
 -- ARGV[2] first    sequence number of the first message
 -- ARGV[3] last     sequence number of the last message
@@ -22,6 +23,7 @@
 local stream, holders = KEYS[1], KEYS[2]
 local blocks = {KEYS[3], KEYS[4], KEYS[5]}
 local copies = {KEYS[6], KEYS[7], KEYS[8]}
+local predicted = KEYS[9]
 local gen, first, last, flags, now_ms, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
 local CHUNK = 1000     -- values per command: unpack has a limit
@@ -71,6 +73,14 @@ local call = redis.call
 local slot = tonumber(have[3])
 local at = floor(slot / 2) + 1  -- byte of the nibble string that holds this slot: low nibble = even slot
 local high = slot % 2 == 1
+local guess = high and 128 or 8  -- the bit of a prediction
+
+-- forget takes members off the predictions; their bits are gone already.
+local function forget(members, m)
+  for a = 1, m, CHUNK do
+    call('ZREM', predicted, unpack(members, a, a + CHUNK - 1 < m and a + CHUNK - 1 or m))
+  end
+end
 
 local function store(tier, from, to)
   local unit = 2 ^ tier
@@ -79,6 +89,7 @@ local function store(tier, from, to)
   end
   local fresh = rep('\0', at - 1) .. char(unit)
   local known = {}  -- nibble string before -> after; neighbours in a chain mostly have the same holders
+  local foretold, moot, q = {}, {}, 0  -- nibble strings with a prediction that has come true; the blocks
   for a = from, to, CHUNK do
     local b = a + CHUNK - 1
     if b > to then
@@ -107,10 +118,19 @@ local function store(tier, from, to)
             if floor(v / unit) % 2 == 1 then
               new = false
             else
-              new = sub(old, 1, at - 1) .. char(v + unit) .. sub(old, at + 1)
+              v = v + unit
+              if tier == 0 and v >= guess and floor(v / guess) % 2 == 1 then
+                v = v - guess
+                foretold[old] = true
+              end
+              new = sub(old, 1, at - 1) .. char(v) .. sub(old, at + 1)
             end
           end
           known[old] = new
+        end
+        if foretold[old] then
+          q = q + 1
+          moot[q] = members[k]
         end
       end
       if new then
@@ -136,11 +156,13 @@ local function store(tier, from, to)
       call('HSET', holders, unpack(pairs_, 1, p))
     end
   end
+  forget(moot, q)
 end
 
--- Takes members off a tier's sorted set and their bit out of holders; before holds their nibble strings.
+-- Takes members off a tier's sorted set and their bit, and that of a prediction, out of holders; before holds their nibble strings.
 local function clear(key, unit, members, before, m)
   local known = {}
+  local foretold, moot, w = {}, {}, 0
   for c = 1, m, CHUNK do
     local d = c + CHUNK - 1
     if d > m then
@@ -154,7 +176,12 @@ local function clear(key, unit, members, before, m)
         if new == nil then
           local v = byte(old, at)
           if v and floor(v / unit) % 2 == 1 then
-            new = sub(old, 1, at - 1) .. char(v - unit) .. sub(old, at + 1)
+            v = v - unit
+            if floor(v / guess) % 2 == 1 then
+              v = v - guess
+              foretold[old] = true
+            end
+            new = sub(old, 1, at - 1) .. char(v) .. sub(old, at + 1)
             local n = #new
             while n > 0 and byte(new, n) == 0 do
               n = n - 1
@@ -164,6 +191,10 @@ local function clear(key, unit, members, before, m)
             new = old
           end
           known[old] = new
+        end
+        if foretold[old] then
+          w = w + 1
+          moot[w] = members[k]
         end
         if new == '' then
           q = q + 1
@@ -187,6 +218,7 @@ local function clear(key, unit, members, before, m)
       call('HSET', holders, unpack(pairs_, e, f))
     end
   end
+  forget(moot, w)
 end
 
 local function remove(tier, from, to, known)
@@ -223,21 +255,27 @@ local function remove(tier, from, to, known)
     -- The caller's memory holds where the tier has that block; the others are looked for by score.
     local gone, before, g = {}, {}, 0
     local lost, l = scores, n
+    local wrong, had, w = {}, {}, 0  -- no such block, but a prediction of it
     if known and n > 0 then
       lost, l = {}, 0
       local held = call('HMGET', holders, unpack(hints, 1, n))
       for k = 1, n do
-        local v = held[k] and byte(held[k], at)
-        if v and floor(v / unit) % 2 == 1 then
+        local v = held[k] and byte(held[k], at) or 0
+        if floor(v / unit) % 2 == 1 then
           g = g + 1
           gone[g], before[g] = hints[k], held[k]
         else
           l = l + 1
           lost[l] = scores[k]
+          if v >= guess and floor(v / guess) % 2 == 1 then
+            w = w + 1
+            wrong[w], had[w] = hints[k], held[k]
+          end
         end
       end
     end
     clear(key, unit, gone, before, g)
+    clear(predicted, guess, wrong, had, w)
     gone, g = {}, 0
     for k = 1, l do
       local found = call('ZRANGEBYSCORE', key, lost[k], lost[k])

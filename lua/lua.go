@@ -29,6 +29,7 @@ var (
 	Verify   = load("verify.lua")
 	Select   = load("select.lua")
 	Lease    = load("lease.lua")
+	Predict  = load("predict.lua")
 )
 
 func load(name string) *redis.Script {

@@ -1,6 +1,7 @@
 package lua_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -34,8 +35,9 @@ func servers(t *testing.T) (fake, real *redis.Client) {
 }
 
 var (
-	applyKeys = []string{"{s}stream", "{s}holders", "{s}b0", "{s}b1", "{s}b2", "{s}c0", "{s}c1", "{s}c2"}
-	sweepKeys = []string{"{s}holders", "{s}idle", "{s}r0", "{s}r1", "{s}r2", "{s}r3"}
+	applyKeys   = []string{"{s}stream", "{s}holders", "{s}b0", "{s}b1", "{s}b2", "{s}c0", "{s}c1", "{s}c2", "{s}b3"}
+	predictKeys = []string{"{s}holders", "{s}stream", "{s}b3"}
+	sweepKeys   = []string{"{s}holders", "{s}idle", "{s}r0", "{s}r1", "{s}r2", "{s}r3"}
 )
 
 // state is everything that a server holds, in a form that can be compared.
@@ -51,6 +53,9 @@ func state(t *testing.T, c *redis.Client) map[string]string {
 			}
 		case "zset":
 			for _, z := range c.ZRangeWithScores(t.Context(), k, 0, -1).Val() {
+				if strings.HasSuffix(k, "b3") { // a time
+					z.Score = 0
+				}
 				out[k] += fmt.Sprintf("%v=%.0f ", z.Member, z.Score)
 			}
 		default:
@@ -130,6 +135,18 @@ func TestSameRepliesAndEffects(t *testing.T) {
 				t.Fatalf("the repetition answers %s", again)
 			}
 		}
+		if step%3 == 0 {
+			from := r.IntN(900)
+			args := []any{"7", 1e9 + step*1000, 600, 480, 1 + r.IntN(1000), from}
+			for b := from; b < from+r.IntN(900); b++ {
+				args = append(args, hex(b))
+			}
+			for range 2 {
+				both(lua.Predict, predictKeys, args...)
+			}
+			both(lua.Predict, predictKeys, append([]any{"6"}, args[1:]...)...)
+			both(lua.Predict, append(predictKeys, "{s}none", "{s}none3"), "", "1", "", "", "500", "0")
+		}
 		if step%50 == 49 {
 			if a, b := state(t, fake), state(t, real); !reflect.DeepEqual(a, b) {
 				t.Fatalf("step %d: the states differ", step)
@@ -138,6 +155,9 @@ func TestSameRepliesAndEffects(t *testing.T) {
 	}
 	// An ended generation, swept in small steps.
 	for _, c := range []*redis.Client{fake, real} {
+		if err := c.Rename(ctx, "{s}b3", sweepKeys[5]).Err(); err != nil {
+			t.Fatal(err)
+		}
 		for i := range 3 {
 			if c.Exists(ctx, applyKeys[2+i]).Val() == 1 {
 				if err := c.Rename(ctx, applyKeys[2+i], sweepKeys[2+i]).Err(); err != nil {
@@ -174,6 +194,20 @@ func TestSameRepliesAndEffects(t *testing.T) {
 		if got := both(lua.Apply, applyKeys, bad...); got != "error WRARGV" {
 			t.Errorf("%v: %s", bad, got)
 		}
+	}
+	for _, bad := range [][]any{
+		{"7", "0", "1", "1", "1", "0"}, {"7", "1", "1", "2", "1", "0"}, {"7", "1", "x", "1", "1", "0"}, {"7", "1", "", "", "0", "0"},
+		{"7", "1", "", "", "1001", "0"}, {"7", "1", "", "", "1", "-1"}, append([]any{"7", "1", "", "", "1", "0"}, make([]any, 1001)...),
+	} {
+		for i := range bad {
+			bad[i] = cmp.Or(bad[i], any("x"))
+		}
+		if got := both(lua.Predict, predictKeys, bad...); got != "error WRARGV" {
+			t.Errorf("predict %v: %s", bad, got)
+		}
+	}
+	if got := both(lua.Predict, predictKeys[:2], "7", "1", "", "", "1", "0"); got != "error WRARGV" {
+		t.Errorf("predict without a key: %s", got)
 	}
 	for _, bad := range [][]any{{"5", "0", "1"}, {"5", "1001", "1"}, {"5", "x", "1"}, {"5", "1", "x"}} {
 		if got := both(lua.Sweep, sweepKeys, bad...); got != "error WRARGV" {

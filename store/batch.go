@@ -168,6 +168,7 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 		k.stream(w), k.holders(),
 		k.blocks(w, kvcache.Device), k.blocks(w, kvcache.Host), k.blocks(w, kvcache.Disk),
 		k.copies(w, kvcache.Device), k.copies(w, kvcache.Host), k.copies(w, kvcache.Disk),
+		k.blocks(w, kvcache.Predicted),
 	}
 	start := time.Now()
 	args := make([]any, 0, firstRun-1+len(b.args))

@@ -17,6 +17,7 @@ type metrics struct {
 	applySeconds    *prometheus.HistogramVec
 	applyBlocks     *prometheus.HistogramVec
 	sweptBlocks     *prometheus.CounterVec
+	predictions     *prometheus.CounterVec
 	writeErrors     *prometheus.CounterVec
 	lookupBudget    prometheus.Gauge
 }
@@ -54,6 +55,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "warmroute_index_write_errors_total",
 			Help: "Writes to the index that failed, by reason; refused means that Redis is full, a replica, or could not save.",
 		}, []string{"reason"}),
+		predictions: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_predictions_total",
+			Help: "Routed prompts given to the predicted tier, by result (recorded, stale = no such stream, dropped = too many at a time, failed).",
+		}, []string{"result"}),
 		lookupBudget: f.NewGauge(prometheus.GaugeOpts{
 			Name: "warmroute_lookup_budget_seconds", Help: "Longest time that a request waits for the index.",
 		}),

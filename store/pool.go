@@ -35,11 +35,12 @@ type knownPool struct {
 
 // shard is one part of a pool's index.
 type shard struct {
-	keys  shardKeys
-	name  string
-	link  *link
-	gate  gate
-	slots atomic.Pointer[slotMap]
+	keys   shardKeys
+	name   string
+	link   *link
+	gate   gate
+	slots  atomic.Pointer[slotMap]
+	forgot atomic.Int64 // when this process last took expired predictions out, in ms
 }
 
 // slotMap says which worker rank has which slot, at one version.

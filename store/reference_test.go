@@ -3,7 +3,7 @@ package store_test
 import "github.com/warmroute/warmroute/kvcache"
 
 // reference is the index in plain Go: the oracle that every backend is compared with.
-type reference map[kvcache.WorkerRank]*[3]refTier
+type reference map[kvcache.WorkerRank]*[kvcache.NumTiers]refTier
 
 // refTier is what one rank holds on one tier.
 type refTier struct {
@@ -18,7 +18,7 @@ func (r reference) register(w kvcache.WorkerRank) {
 }
 
 func (r reference) clear(w kvcache.WorkerRank) {
-	r[w] = &[3]refTier{}
+	r[w] = &[kvcache.NumTiers]refTier{}
 	for t := range r[w] {
 		r[w][t] = refTier{map[kvcache.BlockHash]kvcache.EngineHash{}, map[kvcache.EngineHash]int{}}
 	}
@@ -32,6 +32,18 @@ func (r reference) store(w kvcache.WorkerRank, t kvcache.Tier, b kvcache.BlockHa
 		delete(tier.copies, old)
 		tier.blocks[b] = e
 	}
+	if t == kvcache.Device {
+		delete(r[w][kvcache.Predicted].blocks, b)
+	}
+}
+
+// predict notes what was routed to w.
+func (r reference) predict(w kvcache.WorkerRank, blocks []kvcache.BlockHash) {
+	for _, b := range blocks {
+		if !r.holds(w, kvcache.Device, b) {
+			r[w][kvcache.Predicted].blocks[b] = 0
+		}
+	}
 }
 
 func (r reference) remove(w kvcache.WorkerRank, t kvcache.Tier, e kvcache.EngineHash) {
@@ -43,22 +55,27 @@ func (r reference) remove(w kvcache.WorkerRank, t kvcache.Tier, e kvcache.Engine
 	for b, under := range tier.blocks {
 		if under == e {
 			delete(tier.blocks, b)
+			delete(r[w][kvcache.Predicted].blocks, b)
 		}
 	}
 }
 
 func (r reference) removeKnown(w kvcache.WorkerRank, t kvcache.Tier, b kvcache.BlockHash, e kvcache.EngineHash) {
 	tier := r[w][t]
-	if _, held := tier.blocks[b]; held && tier.copies[e] == 0 {
+	if tier.copies[e] == 0 {
+		_, held := tier.blocks[b]
 		delete(tier.blocks, b)
-		return
+		delete(r[w][kvcache.Predicted].blocks, b)
+		if held {
+			return
+		}
 	}
 	r.remove(w, t, e)
 }
 
 func (r reference) holds(w kvcache.WorkerRank, deepest kvcache.Tier, b kvcache.BlockHash) bool {
 	held := false
-	for t := kvcache.Device; t <= min(deepest, kvcache.Disk); t++ {
+	for t := kvcache.Device; t <= deepest; t++ {
 		_, here := r[w][t].blocks[b]
 		held = held || here
 	}

@@ -67,12 +67,13 @@ type Options struct {
 
 // Store is a client of the index in Redis. It is safe for concurrent use.
 type Store struct {
-	opts    Options
-	log     *slog.Logger
-	metrics *metrics
-	read    redis.UniversalClient // lookups: every call ends within the lookup budget
-	write   redis.UniversalClient // the rest: WriteTimeout
-	gate    gate                  // before the connections of read; nil in a cluster, where each shard has its own
+	opts       Options
+	log        *slog.Logger
+	metrics    *metrics
+	read       redis.UniversalClient // lookups: every call ends within the lookup budget
+	write      redis.UniversalClient // the rest: WriteTimeout
+	predicting gate                  // a place for each Predict under way
+	gate       gate                  // before the connections of read; nil in a cluster, where each shard has its own
 
 	stop       chan struct{}
 	stopOnce   sync.Once
@@ -113,6 +114,7 @@ func New(o Options) (*Store, error) {
 		write: newClient(*redisOptions, o, o.WriteTimeout),
 		stop:  make(chan struct{}), pools: map[kvcache.PoolID]*pool{}, leased: map[kvcache.PoolID]*leases{},
 	}
+	s.predicting = make(gate, max(o.PoolSize/2, 1))
 	s.metrics.lookupBudget.Set(o.LookupBudget.Seconds())
 	if !redisOptions.IsClusterMode {
 		s.gate = make(gate, o.PoolSize)

@@ -49,6 +49,9 @@ func conform(t *testing.T, url string) {
 		{"CheckFindsAndRepairsDamage", testCheckFindsAndRepairsDamage},
 		{"UnknownPoolIsEmptyNotAnError", testUnknownPoolIsEmptyNotAnError},
 		{"TreeSizes", testTreeSizes},
+		{"Predictions", testPredictions},
+		{"PredictionsAreBounded", testPredictionsAreBounded},
+		{"PredictionsEndWithTheirStream", testPredictionsEndWithTheirStream},
 		{"ScriptFlush", testScriptFlush},
 		{"LifeOfALease", testLifeOfALease},
 		{"TheSameIDReservesOnce", testTheSameIDReservesOnce},
@@ -735,7 +738,15 @@ func randomHistory(t *testing.T, s *store.Store, steps int, seed uint64) {
 			delete(ref, names[i])
 			delete(streams, names[i])
 			names = slices.Delete(names, i, i+1)
-		case n < 82:
+		case n < 80:
+			w := names[r.IntN(len(names))]
+			p := prompts[r.IntN(len(prompts))]
+			p = p[:r.IntN(len(p)+1)]
+			if o, err := s.Predict(t.Context(), testPool, w, p, store.PredictOptions{TTL: 24 * time.Hour}); err != nil || o != store.Applied {
+				t.Fatalf("predict: %v %v", o, err)
+			}
+			ref.predict(w, p)
+		case n < 84:
 			if _, _, err := s.Sweep(t.Context(), testPool, 1+r.IntN(60)); err != nil {
 				t.Fatal(err)
 			}

@@ -290,8 +290,8 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 	return st, outcome, nil
 }
 
-// Sweep clears at most limit blocks of ended generations in each shard of a pool, and says how
-// many it cleared and whether any are left. Any number of processes may sweep at once.
+// Sweep clears at most limit blocks of ended generations in each shard of a pool, and some predictions that have expired, and says
+// how many it cleared and whether any are left. Any number of processes may sweep at once.
 func (s *Store) Sweep(ctx context.Context, id kvcache.PoolID, limit int) (swept int, more bool, err error) {
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
@@ -305,6 +305,12 @@ func (s *Store) Sweep(ctx context.Context, id kvcache.PoolID, limit int) (swept 
 		n, m, err := s.sweepShard(bounded, sh, limit)
 		swept += n
 		more = more || m
+		if now := time.Now().UnixMilli(); err == nil && (!m || now-sh.forgot.Load() >= 500) { // a long sweep does not keep predictions alive
+			sh.forgot.Store(now)
+			n, m, err = s.forget(bounded, sh)
+			swept += n
+			more = more || m
+		}
 		if err != nil {
 			errs = append(errs, s.writeFailed(ctx, fmt.Errorf("sweep shard %s: %w", sh.name, err)))
 		}
