@@ -27,7 +27,7 @@ type Weights struct {
 }
 
 // Default are the weights that replays of traces gave; see docs/adr.
-var Default = Weights{PrefillScale: 1, Miss: 4, Decode: 1}
+var Default = Weights{PrefillScale: 4, Miss: 8, Decode: 1}
 
 // LeastRequests are weights under which only the requests under way count.
 var LeastRequests = Weights{Request: 1}

@@ -1,0 +1,157 @@
+package replay
+
+import (
+	"context"
+	"time"
+
+	"github.com/warmroute/warmroute/frontend/choose"
+	"github.com/warmroute/warmroute/kvcache"
+)
+
+// state is where frontends see what workers hold and have under way.
+type state interface {
+	// overlaps is how many of the blocks each worker holds, from the first.
+	overlaps(ctx context.Context, frontend int, blocks []uint64) ([]int, error)
+	// loads is what each worker has under way.
+	loads(ctx context.Context, frontend int) ([]choose.Load, error)
+	// place chooses a worker and counts the request there.
+	place(ctx context.Context, frontend int, p placement) (worker int, err error)
+	// prefilled and finished take the request's load off again.
+	prefilled(ctx context.Context, frontend int, id string) error
+	finished(ctx context.Context, frontend int, id string) error
+	// changed tells what a worker's cache gained and lost.
+	changed(ctx context.Context, worker int, added, gone []uint64) error
+	// at moves the clock.
+	at(now time.Duration)
+}
+
+// placement is a request that wants a worker.
+type placement struct {
+	id      string
+	request *Request
+	ask     choose.Ask
+	among   []int // the workers that it may go to
+	credits []int // of all workers, in blocks; nil = 0
+}
+
+// memory keeps everything in this process.
+type memory struct {
+	caches []*lru   // those of the workers: an index that is never late
+	views  []ledger // of each frontend, or one of all
+	// expected counts, for each worker, the requests with a block that are on their way and not computed: what the
+	// index calls predicted. nil = the index knows nothing of them.
+	expected []map[uint64]int
+}
+
+// ledger is what one view has placed.
+type ledger struct {
+	loads  []choose.Load
+	leases map[string]lease
+}
+
+type lease struct {
+	worker int
+	blocks []uint64
+	load   choose.Load
+}
+
+// newMemory makes a state in memory for that many workers and views.
+func newMemory(caches []*lru, views int, predict bool) *memory {
+	m := &memory{caches: caches, views: make([]ledger, views)}
+	if predict {
+		m.expected = make([]map[uint64]int, len(caches))
+		for i := range m.expected {
+			m.expected[i] = map[uint64]int{}
+		}
+	}
+	for i := range m.views {
+		m.views[i] = ledger{make([]choose.Load, len(caches)), map[string]lease{}}
+	}
+	return m
+}
+
+func (m *memory) overlaps(_ context.Context, _ int, blocks []uint64) ([]int, error) {
+	out := make([]int, len(m.caches))
+	for i, c := range m.caches {
+		for _, b := range blocks {
+			if c.blocks[b] == nil && (m.expected == nil || m.expected[i][b] == 0) {
+				break
+			}
+			out[i]++
+		}
+	}
+	return out, nil
+}
+
+func (m *memory) loads(_ context.Context, frontend int) ([]choose.Load, error) {
+	return m.view(frontend).loads, nil
+}
+
+func (m *memory) place(_ context.Context, frontend int, p placement) (int, error) {
+	v := m.view(frontend)
+	candidates := make([]choose.Candidate, len(p.among))
+	for i, w := range p.among {
+		candidates[i].Load = v.loads[w]
+		if p.credits != nil {
+			candidates[i].Credit = float64(p.credits[w])
+		}
+	}
+	c := choose.Choose(p.ask, candidates)
+	w := p.among[c.Index]
+	l := lease{w, p.request.whole(), choose.Load{Requests: 1, PrefillTokens: p.ask.Prefill(candidates[c.Index].Credit), DecodeBlocks: len(p.request.Blocks)}}
+	v.add(l, 1)
+	v.leases[p.id] = l
+	m.expect(l, 1)
+	return w, nil
+}
+
+func (m *memory) view(frontend int) *ledger { return &m.views[min(frontend, len(m.views)-1)] }
+
+func (v *ledger) add(l lease, sign int) {
+	to := &v.loads[l.worker]
+	to.Requests += sign * l.load.Requests
+	to.PrefillTokens += sign * l.load.PrefillTokens
+	to.DecodeBlocks += sign * l.load.DecodeBlocks
+}
+
+func (m *memory) prefilled(_ context.Context, frontend int, id string) error {
+	v := m.view(frontend)
+	l := v.leases[id]
+	v.loads[l.worker].PrefillTokens -= l.load.PrefillTokens
+	l.load.PrefillTokens = 0
+	v.leases[id] = l
+	m.expect(l, -1)
+	return nil
+}
+
+// expect adds a request's blocks to those that are on their way, or takes them off.
+func (m *memory) expect(l lease, n int) {
+	if m.expected == nil {
+		return
+	}
+	at := m.expected[l.worker]
+	for _, b := range l.blocks {
+		if at[b] += n; at[b] == 0 {
+			delete(at, b)
+		}
+	}
+}
+
+func (m *memory) finished(_ context.Context, frontend int, id string) error {
+	v := m.view(frontend)
+	v.add(v.leases[id], -1)
+	delete(v.leases, id)
+	return nil
+}
+
+func (m *memory) changed(context.Context, int, []uint64, []uint64) error { return nil }
+func (m *memory) at(time.Duration)                                       {}
+
+// names are the workers of a fleet.
+func names(n int) []kvcache.WorkerRank {
+	out := make([]kvcache.WorkerRank, n)
+	for i := range out {
+		out[i].Worker = "w" + string(rune('0'+i/100)) + string(rune('0'+i/10%10)) + string(rune('0'+i%10))
+	}
+	return out
+}
