@@ -172,7 +172,6 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 			return nil, err
 		}
 		e := heap.Pop(&s.events).(event)
-		s.state.at(e.at)
 		if err := s.happen(e); err != nil {
 			return nil, err
 		}

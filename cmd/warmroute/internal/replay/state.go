@@ -2,7 +2,6 @@ package replay
 
 import (
 	"context"
-	"time"
 
 	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/kvcache"
@@ -21,8 +20,6 @@ type state interface {
 	finished(ctx context.Context, frontend int, id string) error
 	// changed tells what a worker's cache gained and lost.
 	changed(ctx context.Context, worker int, added, gone []uint64) error
-	// at moves the clock.
-	at(now time.Duration)
 }
 
 // placement is a request that wants a worker.
@@ -145,7 +142,6 @@ func (m *memory) finished(_ context.Context, frontend int, id string) error {
 }
 
 func (m *memory) changed(context.Context, int, []uint64, []uint64) error { return nil }
-func (m *memory) at(time.Duration)                                       {}
 
 // names are the workers of a fleet.
 func names(n int) []kvcache.WorkerRank {
