@@ -26,7 +26,7 @@ deps: ## Install what the tests use beyond Go (as root, with apt-get), or name w
 
 test: deps ## Run all tests, about two minutes; REQUIRE_REDIS=1 fails what would be skipped
 	$(GO) test $(TESTFLAGS) $(PACKAGES)
-	cd deploy/check && $(GO) test $(filter-out -race,$(TESTFLAGS)) ./...
+	cd deploy/check && $(GO) test -count=1 $(filter-out -race,$(TESTFLAGS)) ./...
 
 race: ## Run all tests with the race detector
 	$(MAKE) test TESTFLAGS="-race $(TESTFLAGS)"
