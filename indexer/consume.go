@@ -165,7 +165,11 @@ func (s *stream) consume(ctx context.Context, m message) error {
 	if b.TSValid && !s.refilling { // what is replayed is old, not late
 		s.pending.ts, s.pending.when = b.TS, time.Now()
 	}
-	if err := s.keep(ctx, m.seq, reset); err != nil {
+	ts := b.TS
+	if !b.TSValid {
+		ts = 0
+	}
+	if err := s.keep(ctx, m.seq, reset, ts); err != nil {
 		return err
 	}
 	s.cur.finish(m.seq, m.payload)
@@ -210,16 +214,17 @@ func (s *stream) lookUp(ctx context.Context, hashes []kvcache.EngineHash) error 
 	return nil
 }
 
-// keep adds the translated message to the batch; before that, a reset empties the index of what came before.
-func (s *stream) keep(ctx context.Context, seq int64, reset string) error {
+// keep adds the translated message to the batch; before that, a reset empties the index of what came before. ts is
+// the engine's time of the message, 0 where it is not known.
+func (s *stream) keep(ctx context.Context, seq int64, reset string, ts float64) error {
+	if reset == resetClear {
+		s.cleared(seq, ts)
+	}
 	if reset != "" {
 		s.drop()
 		s.reset(reset)
 		if err := s.retire(ctx, seq-1, func(st store.Stream, renewed bool) bool { return renewed && st.Seq >= seq }); err != nil {
 			return err
-		}
-		if reset == resetClear && s.ix.opts.ClearedScope == ClearedWorker {
-			s.ix.clearOthers(s)
 		}
 	}
 	if s.st.Generation == 0 {
@@ -249,19 +254,6 @@ func (s *stream) keep(ctx context.Context, seq int64, reset string) error {
 func (s *stream) drop() {
 	s.batch.Reset()
 	s.pending = pending{}
-}
-
-// clearedByOther clears this rank because the engine of another one said so.
-func (s *stream) clearedByOther(ctx context.Context) error {
-	if s.st.Generation == 0 {
-		return nil
-	}
-	if err := s.flush(ctx); err != nil {
-		return err
-	}
-	s.tr.orphans.clear()
-	s.reset(resetClear)
-	return s.retire(ctx, s.st.Seq, func(_ store.Stream, renewed bool) bool { return renewed })
 }
 
 // countPending counts the events of the batch by what became of them.

@@ -34,12 +34,11 @@ type inbox struct {
 	maxMessages, maxBytes int
 	ready                 chan struct{} // holds a token while there may be something to do
 
-	mu       sync.Mutex
-	items    []arrival // from head on
-	head     int
-	bytes    int
-	lost     int  // messages dropped so far
-	clearing bool // another rank's engine says that the whole worker was cleared
+	mu    sync.Mutex
+	items []arrival // from head on
+	head  int
+	bytes int
+	lost  int // messages dropped so far
 }
 
 func newInbox(maxMessages, maxBytes int) *inbox {
@@ -86,22 +85,6 @@ func (b *inbox) take() (arrival, bool) {
 		return arrival{}, false
 	}
 	return b.drop(), true
-}
-
-// clear asks the worker to clear this rank as well.
-func (b *inbox) clear() {
-	b.mu.Lock()
-	b.clearing = true
-	b.mu.Unlock()
-	b.wake()
-}
-
-func (b *inbox) takeClear() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	c := b.clearing
-	b.clearing = false
-	return c
 }
 
 // size is how many messages wait and how many were dropped so far.

@@ -190,18 +190,6 @@ func (ix *Indexer) all() []*stream {
 	return out
 }
 
-// clearOthers clears the other ranks of a stream's worker.
-func (ix *Indexer) clearOthers(of *stream) {
-	for _, s := range ix.all() {
-		if s != of && s.id.Pool == of.id.Pool && s.id.Worker == of.id.Worker {
-			s.mu.Lock()
-			in := s.in
-			s.mu.Unlock()
-			in.clear()
-		}
-	}
-}
-
 // discoverInterval is the time between two looks for streams that registered elsewhere.
 const discoverInterval = 5 * time.Second
 

@@ -43,6 +43,7 @@ type stream struct {
 	mu     sync.Mutex
 	status Status
 	signs  signs
+	clears siblingClear
 	in     *inbox // of the present attempt; nil before the first
 
 	// The rest is the worker's alone.
@@ -52,14 +53,15 @@ type stream struct {
 	conn           *connection // that the last message came from
 	batch          store.Batch // translated and not yet applied
 	pending        pending
-	impatient      bool  // serve an HTTP request: no retries
-	current        int64 // sequence number being worked on, for the case of a panic
-	broken         bool  // the last attempt failed in a way that leaves its effects unknown
-	refilling      bool  // consuming a replay
-	retrying       bool  // Redis did not answer the last time
-	misranked      bool  // said once
-	owed           bool  // a nudge was taken for a try
-	known          bool  // it was registered, here or elsewhere, before
+	impatient      bool    // serve an HTTP request: no retries
+	current        int64   // sequence number being worked on, for the case of a panic
+	broken         bool    // the last attempt failed in a way that leaves its effects unknown
+	refilling      bool    // consuming a replay
+	retrying       bool    // Redis did not answer the last time
+	misranked      bool    // said once
+	lastClear      float64 // the engine's time of this rank's own last clear; 0 = none
+	owed           bool    // a nudge was taken for a try
+	known          bool    // it was registered, here or elsewhere, before
 	lease          lease
 	noReplayBefore time.Time
 }
@@ -201,10 +203,8 @@ func (s *stream) work(ctx context.Context) error {
 	defer lease.Stop()
 	for {
 		for {
-			if s.in.takeClear() {
-				if err := s.clearedByOther(ctx); err != nil {
-					return err
-				}
+			if err := s.clearedByOther(ctx); err != nil {
+				return err
 			}
 			a, ok := s.in.take()
 			if !ok {
