@@ -66,6 +66,10 @@ func (s *stream) register(ctx context.Context) error {
 // saw takes over the stream's state in Redis.
 func (s *stream) saw(st store.Stream) {
 	s.st = st
+	if st.Seq < s.claim.seq {
+		s.claim = claim{seq: -1}
+	}
+	s.claimed(st.Seq)
 	s.update(func(v *Status) { v.Generation, v.Watermark = st.Generation, st.Seq })
 }
 
@@ -170,6 +174,7 @@ func (s *stream) flush(ctx context.Context) error {
 // applied notes that the index has the stream up to seq.
 func (s *stream) applied(seq int64) {
 	s.st.Seq = seq
+	s.claimed(seq)
 	lag := 0.0
 	if p := s.pending; p.ts > 0 {
 		now := time.Now()

@@ -35,14 +35,21 @@ func (s *stream) arrive(ctx context.Context, a arrival) error {
 			return err
 		}
 	}
+	s.arrived = a.at
 	return s.live(ctx, message{int64(m.Seq), m.Payload})
 }
 
 // live runs the sequence machine on one message.
 func (s *stream) live(ctx context.Context, m message) error {
 	s.current = m.seq
-	before := s.cur.live
+	before, contradicted := s.cur.live, s.contradicted(m.seq, s.arrived)
 	v := s.cur.see(m.seq)
+	if v == duplicate && contradicted && m.seq > before {
+		if err := s.believeLive(ctx, m.seq); err != nil {
+			return err
+		}
+		v = s.cur.place(m.seq)
+	}
 	if v == restarted {
 		if err := s.restarted(ctx, max(before, s.cur.base)); err != nil {
 			return err

@@ -17,6 +17,7 @@ type connection struct {
 // arrival is one message of the live socket; without frames, the news that it is connected.
 type arrival struct {
 	conn   *connection
+	at     time.Time
 	frames [][]byte
 }
 

@@ -93,5 +93,6 @@ func (s *stream) feed(ctx context.Context, messages []message) error {
 			return err
 		}
 	}
+	s.claimed(s.cur.done)
 	return nil
 }

@@ -84,7 +84,7 @@ func (s *stream) connect(ctx context.Context, in *inbox) (up time.Duration, err 
 		if len(frames) == 0 {
 			continue
 		}
-		if in.put(arrival{conn: c, frames: frames}) {
+		if in.put(arrival{conn: c, at: time.Now(), frames: frames}) {
 			s.overflowed()
 		}
 	}

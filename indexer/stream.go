@@ -20,12 +20,13 @@ type timing struct {
 	redial        time.Duration // first wait before connecting again
 	retry         time.Duration // first wait before asking Redis again
 	replaySilence time.Duration // without a batch or END
+	claim         time.Duration // for which live messages may stay below what the stream is said to have reached
 	replayHold    time.Duration // a publisher that gave no complete answer is not asked again before, unless it connects anew
 }
 
 var defaultTiming = timing{
 	joinDelay: 100 * time.Millisecond, redial: 100 * time.Millisecond, retry: 50 * time.Millisecond,
-	replaySilence: 2 * time.Second, replayHold: 30 * time.Second,
+	replaySilence: 2 * time.Second, replayHold: 30 * time.Second, claim: 10 * time.Second,
 }
 
 // stream follows one publisher: a source goroutine fills the inbox, the worker goroutine empties it.
@@ -63,6 +64,8 @@ type stream struct {
 	owed           bool    // a nudge was taken for a try
 	known          bool    // it was registered, here or elsewhere, before
 	lease          lease
+	claim          claim
+	arrived        time.Time // when the live message being worked on came
 	noReplayBefore time.Time
 }
 
@@ -118,6 +121,7 @@ func newStream(ix *Indexer, p publisher) *stream {
 func (s *stream) begin() {
 	s.tr = newTranslator(s.publisher, s.ix.opts, s.ix.metrics)
 	s.cur, s.conn, s.st = newCursor(), nil, store.Stream{StreamID: s.id, Seq: -1}
+	s.claim = claim{seq: -1}
 	s.drop()
 	in := newInbox(s.ix.opts.BufferMessages, s.ix.opts.BufferBytes)
 	s.mu.Lock()
