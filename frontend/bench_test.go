@@ -36,7 +36,7 @@ func BenchmarkDecision(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if err := f.choose(x); err != nil || x.chosen.Worker != "w03" {
+				if err := f.choose(b.Context(), x); err != nil || x.chosen.Worker != "w03" {
 					b.Fatal(x.chosen, err)
 				}
 				x.finish()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -30,22 +29,19 @@ func (f *Frontend) consult(ctx context.Context, k *knowledge, q inquiry) error {
 	if size := f.fleet.Snapshot().BlockSize(q.pool); size > 0 {
 		k.blockSize = size
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, f.o.LookupBudget+budgetSlack, errBudget)
-	defer cancel()
-	answer := make(chan knowledge, 1)
-	go func(k knowledge) {
-		defer func() {
-			if p := recover(); p != nil {
-				f.o.Logger.Error("panic in a lookup", "panic", p, "stack", string(debug.Stack()))
-				k.state, k.reason = kvcache.Degraded, store.ReasonCorrupt
-			}
-			answer <- k
-		}()
-		f.inquire(ctx, &k, q)
-	}(*k)
-	select {
-	case *k = <-answer:
-	case <-ctx.Done():
+	before := *k
+	got, ok := inTime(f, ctx, k, func(ctx context.Context) knowledge {
+		f.inquire(ctx, &before, q)
+		return before
+	})
+	spent := k.spent
+	switch {
+	case ok:
+		*k = got
+		k.spent = spent
+	case spent < f.o.LookupBudget && ctx.Err() == nil: // it panicked
+		k.state, k.reason = kvcache.Degraded, store.ReasonCorrupt
+	default:
 		k.state, k.reason = kvcache.Degraded, store.ReasonTimeout
 	}
 	if q.tokens != nil {
@@ -54,7 +50,7 @@ func (f *Frontend) consult(ctx context.Context, k *knowledge, q inquiry) error {
 		k.tokens, k.blocks = len(q.hashes)*k.blockSize, len(q.hashes)
 	}
 	switch {
-	case ctx.Err() != nil && !errors.Is(context.Cause(ctx), errBudget):
+	case ctx.Err() != nil:
 		return errClientGone
 	case k.reason != "":
 		f.fellBack(k, k.reason)
@@ -65,7 +61,7 @@ func (f *Frontend) consult(ctx context.Context, k *knowledge, q inquiry) error {
 	return nil
 }
 
-// The index keeps the same budget by itself and knows better why it is late, so it gets this much longer.
+// budgetSlack is how much longer than the index itself we wait for it.
 const budgetSlack = 2 * time.Millisecond
 
 var errBudget = errors.New("the lookup budget is spent")

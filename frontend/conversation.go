@@ -49,6 +49,26 @@ func (x *exchange) conversation() conversation {
 	return x.name
 }
 
+// prefix is how the prompt begins, whosever it is.
+func (x *exchange) prefix() conversation {
+	if x.opening.by == "" {
+		n := newNamer(x.target.Pool, x.target.LoRA, x.parsed.CacheSalt)
+		x.opening = conversation{by: reasonUnnamed}
+		if x.parsed.Beginning(n) {
+			x.opening = n.named(reasonPrompt)
+		}
+	}
+	return x.opening
+}
+
+// prefix is how the prompt begins, whosever it is.
+func (q *question) prefix() conversation {
+	session := q.session
+	defer func() { q.session = session }()
+	q.session = ""
+	return q.conversation()
+}
+
 // conversation is what the prompt of a question belongs to: the same as for a proxied request
 // that has the session or the tokens.
 func (q *question) conversation() conversation {

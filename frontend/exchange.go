@@ -3,6 +3,7 @@ package frontend
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -10,7 +11,9 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/inflight"
 	"github.com/warmroute/warmroute/frontend/openai"
+	"github.com/warmroute/warmroute/frontend/reserve"
 	"github.com/warmroute/warmroute/kvcache"
 )
 
@@ -20,7 +23,12 @@ const (
 	headerRank    = "X-Dp-Rank"
 	headerSession = "X-Session-Id"
 	headerRouting = "X-Kv-Routing"
+	headerAllowed = "X-Allowed-Worker-Ids" // separated by commas
+	headerExplain = "X-Kv-Explain"         // of the answer as well
 )
+
+// reservedHeaders are all of them.
+var reservedHeaders = []string{headerWorker, headerRank, headerSession, headerRouting, headerAllowed, headerExplain, headerDataParallel}
 
 // Response headers; headerWorker and headerRank name the worker chosen.
 const (
@@ -42,19 +50,9 @@ type pin struct {
 	allowed []string // nil means all
 }
 
-func (p pin) allows(node *fleet.Node, rank int) bool {
-	if p.worker != "" && p.worker != node.ID || p.rank >= 0 && p.rank != rank {
-		return false
-	}
-	if p.allowed == nil {
-		return true
-	}
-	for _, id := range p.allowed {
-		if id == node.ID {
-			return true
-		}
-	}
-	return false
+// allows tells whether a rank of the worker may be chosen.
+func (p pin) allows(node *fleet.Node) bool {
+	return (p.worker == "" || p.worker == node.ID) && (p.allowed == nil || slices.Contains(p.allowed, node.ID))
 }
 
 // any tells whether the choice is free.
@@ -73,6 +71,8 @@ type knowledge struct {
 	reason string
 	// guess estimates the blocks of a prompt whose tokens are unknown.
 	guess int
+	// spent is what the index has taken of the lookup budget.
+	spent time.Duration
 }
 
 // known tells overlaps of zero from overlaps unknown.
@@ -105,21 +105,34 @@ type exchange struct {
 
 	session string // x-session-id
 	name    conversation
+	opening conversation
+	bypass  bool // x-kv-routing: off
+	explain bool // the answer says why
+
+	explanation string
 
 	body     heldBody
 	path     string
 	tried    []string // workers that could not be reached
+	risked   int      // workers that may have begun with the request without an answer
 	chosen   *candidate
-	lease    *lease
+	lease    *inflight.Lease
+	reserved *reserve.Reservation
 	response *http.ResponseController
 	ours     http.Header // of the answer to the client
 }
 
+// giveBack ends what an attempt holds.
+func (x *exchange) giveBack() {
+	if x.lease != nil {
+		x.lease.Release()
+	}
+	x.reserved.End()
+}
+
 // finish gives back whatever the request holds. It may be called at any point, and twice.
 func (x *exchange) finish() {
-	if x.lease != nil {
-		x.lease.release()
-	}
+	x.giveBack()
 	if x.body.drop != nil {
 		x.body.drop()
 	}
@@ -154,6 +167,13 @@ func headerPin(h http.Header) (pin, error) {
 		}
 		p.rank = rank
 	}
+	if v := h.Get(headerAllowed); v != "" {
+		for id := range strings.SplitSeq(v, ",") {
+			if id = strings.TrimSpace(id); id != "" {
+				p.allowed = append(p.allowed, id)
+			}
+		}
+	}
 	return p, nil
 }
 
@@ -179,8 +199,9 @@ func (f *Frontend) learn(c *gin.Context, x *exchange, e openai.Endpoint) error {
 	}
 	x.tokens = len(x.parsed.Tokens)
 	x.blocks = x.tokens / x.blockSize
+	x.bypass = e == openai.Plain || strings.EqualFold(c.GetHeader(headerRouting), "off")
 	switch {
-	case e == openai.Plain || strings.EqualFold(c.GetHeader(headerRouting), "off") || f.o.Policy != PolicyKV:
+	case x.bypass || f.o.Policy != PolicyKV:
 		return nil
 	case f.o.Index == nil:
 		f.fellBack(&x.knowledge, reasonDisabled)

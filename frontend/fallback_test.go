@@ -10,27 +10,27 @@ import (
 	"github.com/warmroute/warmroute/store"
 )
 
-func ranks(workers, perWorker int) []candidate {
-	var out []candidate
+func ranks(workers, perWorker int) []kvcache.WorkerRank {
+	var out []kvcache.WorkerRank
 	for w := range workers {
 		for r := range perWorker {
-			out = append(out, candidate{WorkerRank: kvcache.WorkerRank{Worker: fmt.Sprintf("10.0.%d.%d:8000", w/7, w), Rank: r}})
+			out = append(out, kvcache.WorkerRank{Worker: fmt.Sprintf("10.0.%d.%d:8000", w/7, w), Rank: r})
 		}
 	}
 	return out
 }
 
 // homes are the ranks that n conversations have while nothing is in flight.
-func homes(t *testing.T, candidates []candidate, n int) []kvcache.WorkerRank {
+func homes(t *testing.T, list []kvcache.WorkerRank, n int) []kvcache.WorkerRank {
 	t.Helper()
 	out := make([]kvcache.WorkerRank, n)
 	for i := range out {
 		x := &exchange{session: fmt.Sprint("conversation ", i)}
-		j, reason := conversationHash(x.conversation())(candidates)
+		j, reason := hashed(x.conversation())(list, make([]int, len(list)))
 		if reason != reasonSession {
 			t.Fatalf("reason %s", reason)
 		}
-		out[i] = candidates[j].WorkerRank
+		out[i] = list[j]
 	}
 	return out
 }
@@ -44,8 +44,8 @@ func TestConversationsAreSpreadEvenlyOverRanks(t *testing.T) {
 		}
 		mean := requests / (shape.workers * shape.ranks)
 		for _, c := range ranks(shape.workers, shape.ranks) {
-			if n := counts[c.WorkerRank]; n < mean*75/100 || n > mean*125/100 { // at least 3.5 standard deviations
-				t.Errorf("%d workers of %d ranks: %v has %d conversations, the mean is %d", shape.workers, shape.ranks, c.WorkerRank, n, mean)
+			if n := counts[c]; n < mean*75/100 || n > mean*125/100 { // at least 3.5 standard deviations
+				t.Errorf("%d workers of %d ranks: %v has %d conversations, the mean is %d", shape.workers, shape.ranks, c, n, mean)
 			}
 		}
 	}
@@ -66,10 +66,10 @@ func TestDegradedRequestsAreUniform(t *testing.T) {
 	f := bare(t, workers, PolicyKV)
 	counts := map[string]int{}
 	for i := range requests {
-		x := &exchange{tenant: "default", session: fmt.Sprint(i)}
+		x := &exchange{tenant: "default", knowledge: knowledge{blockSize: 16}, session: fmt.Sprint(i)}
 		x.parsed.Model = "llama"
 		x.state, x.tokens, x.blocks, x.blockSize = kvcache.Degraded, 64, 4, 16
-		if err := f.choose(x); err != nil {
+		if err := f.choose(t.Context(), x); err != nil {
 			t.Fatal(err)
 		}
 		counts[x.chosen.Worker]++
@@ -90,7 +90,7 @@ func TestOnlyTheShareOfAWorkerMoves(t *testing.T) {
 	const n = 4000
 	for _, changed := range []int{0, 3, 7} {
 		all := ranks(8, 1)
-		gone := all[changed].WorkerRank
+		gone := all[changed]
 		before := homes(t, all, n)
 		after := homes(t, append(all[:changed:changed], all[changed+1:]...), n)
 		moved := 0
@@ -117,10 +117,10 @@ func TestBurstOfOneConversationSpillsInAFixedOrder(t *testing.T) {
 		var all []*exchange
 		counts := map[string]int{}
 		for range burst {
-			x := &exchange{tenant: "default", session: "one"}
+			x := &exchange{tenant: "default", knowledge: knowledge{blockSize: 16}, session: "one"}
 			x.parsed.Model = "llama"
 			x.state = kvcache.Degraded
-			if err := f.choose(x); err != nil {
+			if err := f.choose(t.Context(), x); err != nil {
 				t.Fatal(err)
 			}
 			all = append(all, x)
@@ -137,10 +137,10 @@ func TestBurstOfOneConversationSpillsInAFixedOrder(t *testing.T) {
 		for _, x := range all {
 			x.finish()
 		}
-		last := &exchange{tenant: "default", session: "one"}
+		last := &exchange{tenant: "default", knowledge: knowledge{blockSize: 16}, session: "one"}
 		last.parsed.Model = "llama"
 		last.state = kvcache.Degraded
-		if err := f.choose(last); err != nil || last.chosen.Worker != order[0] {
+		if err := f.choose(t.Context(), last); err != nil || last.chosen.Worker != order[0] {
 			t.Errorf("after the burst at %s, before at %s: %v", last.chosen.Worker, order[0], err)
 		}
 		return order, most
@@ -152,29 +152,6 @@ func TestBurstOfOneConversationSpillsInAFixedOrder(t *testing.T) {
 	}
 	if most != 20 { // 1.25 × 64 / 4
 		t.Errorf("the busiest worker has %d of %d", most, burst)
-	}
-}
-
-func TestFairShare(t *testing.T) {
-	loads := func(n ...int) []candidate {
-		out := make([]candidate, len(n))
-		for i := range n {
-			out[i].requests = n[i]
-		}
-		return out
-	}
-	for _, test := range []struct {
-		loads []candidate
-		want  int
-	}{
-		{loads(0), 4}, {loads(7), 10}, {loads(0, 0, 0, 0), 4}, {loads(4, 0, 0, 0), 4}, {loads(4, 4, 3, 4), 5}, {loads(4, 4, 4, 3), 5}, {loads(16, 0, 0, 0), 6},
-	} {
-		if got := fairShare(test.loads); got != test.want {
-			t.Errorf("%v: %d, want %d", test.loads, got, test.want)
-		}
-		if i, _ := conversationHash(conversation{1, reasonPrompt})(test.loads); i < 0 {
-			t.Errorf("%v: nobody chosen", test.loads)
-		}
 	}
 }
 

@@ -30,7 +30,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/warmroute/warmroute/frontend/breaker"
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/inflight"
+	"github.com/warmroute/warmroute/frontend/reserve"
 )
 
 // Frontend serves.
@@ -40,11 +43,15 @@ type Frontend struct {
 	server    *http.Server
 	fleet     *fleet.Fleet
 	metrics   *metrics
-	inFlight  *inFlight
+	inFlight  *inflight.Counts
+	breakers  *breaker.Set[fleet.Key]
+	keeper    *reserve.Keeper // nil without an index
 	tokenizer *tokenizer
 	transport *http.Transport
 	reverse   *httputil.ReverseProxy
 
+	instance   string // begins the ids of this frontend's reservations
+	requests   atomic.Uint64
 	roundRobin roundRobin
 	underWay   quota // requests
 	buffered   quota // bytes of request bodies
@@ -65,13 +72,18 @@ func New(o Options) (*Frontend, error) {
 		client: f.transport, timeout: o.TokenizeTimeout, token: o.WorkerToken, limit: o.MaxPromptTokens,
 		cache: newTokenCache(o.TokenizeCacheBytes), paused: map[string]time.Time{},
 	}
-	f.inFlight = newInFlight(f.metrics.inFlight, func(id string) bool { return f.fleet.Snapshot().Has(id) })
+	f.inFlight = inflight.New(f.metrics.inFlight, func(id string) bool { return f.fleet.Snapshot().HasID(id) })
+	f.breakers = breaker.New(breaker.Options[fleet.Key]{Failures: o.BreakerFailures, Pause: o.BreakerPause, Changed: f.breakerChanged})
+	if o.Index != nil {
+		f.keeper = reserve.New(reserve.Options{Leases: o.Index, Lease: o.LoadLease, Registerer: o.Registerer})
+	}
+	f.instance = newInstance()
 	f.reverse = f.newProxy()
 	var err error
 	fo := fleet.Options{
 		Workers: o.Workers, Names: o.WorkerDNS, NamesInterval: o.WorkerDNSInterval, File: o.SnapshotFile, Interval: o.PollInterval, Timeout: o.PollTimeout, Transport: f.transport,
 		Token: o.WorkerToken, Logger: o.Logger,
-		Gone: func(id string) { f.inFlight.forget(id); f.tokenizer.forget(id) },
+		Gone: f.workerGone,
 	}
 	if o.Index != nil {
 		fo.Catalog = o.Index
@@ -85,6 +97,7 @@ func New(o Options) (*Frontend, error) {
 		IdleTimeout:       2 * time.Minute,
 		ErrorLog:          slog.NewLogLogger(o.Logger.Handler(), slog.LevelDebug),
 	}
+	f.metrics.countWorkers(o.Registerer, f.workersIn)
 	if f.listener, err = net.Listen("tcp", o.Listen); err != nil {
 		return nil, fmt.Errorf("frontend: %w", err)
 	}
@@ -108,6 +121,10 @@ func (f *Frontend) Run(ctx context.Context) error {
 	defer background.Wait()
 	defer abort()
 	background.Go(func() { f.fleet.Run(requests) })
+	if f.keeper != nil {
+		background.Go(func() { f.keeper.Run(requests) })
+	}
+	f.warnOfExposure()
 
 	served := make(chan error, 1)
 	go func() { served <- f.server.Serve(f.listener) }()

@@ -113,8 +113,13 @@ type fakeIndex struct {
 	links     []store.LinkStatus
 	dump      func(f func(kvcache.RouterEvent) error) error
 	noPool    bool
+	removed   bool // every stream was
+	// choose answers for the loads that all frontends share; nil means that they are away.
+	choose func(ctx context.Context, a store.Ask) (store.Choice, error)
+	shared map[kvcache.WorkerRank]store.Load
 
 	mu    sync.Mutex
+	told  []string // of reservations
 	asked [][]kvcache.BlockHash
 }
 
@@ -170,6 +175,42 @@ func (x *fakeIndex) Pools(context.Context) ([]kvcache.PoolID, error) {
 
 func (x *fakeIndex) Streams(context.Context, kvcache.PoolID) ([]store.Stream, error) {
 	return x.streams, x.err
+}
+
+func (x *fakeIndex) Removed(context.Context, store.StreamID) (bool, error) { return x.removed, x.err }
+
+func (x *fakeIndex) Select(ctx context.Context, _ kvcache.PoolID, a store.Ask) (store.Choice, error) {
+	if x.choose == nil {
+		return store.Choice{}, store.ErrUnavailable
+	}
+	return x.choose(ctx, a)
+}
+
+func (x *fakeIndex) tell(format string, args ...any) (bool, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.told = append(x.told, fmt.Sprintf(format, args...))
+	return true, nil
+}
+
+func (x *fakeIndex) PrefillDone(_ context.Context, _ kvcache.PoolID, id string) (bool, error) {
+	return x.tell("prefilled %s", id)
+}
+
+func (x *fakeIndex) OutputBlocks(_ context.Context, _ kvcache.PoolID, id string, n int) (bool, error) {
+	return x.tell("output %s %d", id, n)
+}
+
+func (x *fakeIndex) Release(_ context.Context, _ kvcache.PoolID, id string) (bool, error) {
+	return x.tell("release %s", id)
+}
+
+func (x *fakeIndex) Renew(context.Context, kvcache.PoolID, ...string) ([]string, error) {
+	return nil, nil
+}
+
+func (x *fakeIndex) Loads(context.Context, kvcache.PoolID) (map[kvcache.WorkerRank]store.Load, error) {
+	return x.shared, x.err
 }
 
 func (x *fakeIndex) Links() []store.LinkStatus { return x.links }
@@ -322,10 +363,8 @@ func (r *running) metric(name string, labels ...string) float64 {
 func (r *running) wantIdle() {
 	r.t.Helper()
 	r.eventually("requests end", func() bool { return r.underWay.used.Load() == 0 })
-	r.inFlight.mu.Lock()
-	defer r.inFlight.mu.Unlock()
-	if len(r.inFlight.ranks) != 0 || len(r.inFlight.requests) != 0 {
-		r.t.Errorf("in flight after the end: %v %v", r.inFlight.ranks, r.inFlight.requests)
+	if !r.inFlight.Idle() {
+		r.t.Error("something counts as in flight after the end")
 	}
 	if n := r.buffered.used.Load(); n != 0 {
 		r.t.Errorf("%d bytes still count as buffered", n)

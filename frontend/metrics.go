@@ -18,6 +18,27 @@ type metrics struct {
 	retries       *prometheus.CounterVec
 	upstreamError *prometheus.CounterVec
 	inFlight      *prometheus.GaugeVec
+
+	workerRequests *prometheus.CounterVec
+	loadFallbacks  *prometheus.CounterVec
+}
+
+// The states of warmroute_workers.
+const (
+	workersHealthy   = "healthy"
+	workersUnhealthy = "unhealthy"
+	workersDraining  = "draining"
+	workersOpen      = "open" // answers its health check, but the breaker is open
+)
+
+// countWorkers registers warmroute_workers, which is counted when it is read.
+func (m *metrics) countWorkers(reg prometheus.Registerer, count func(state string) int) {
+	for _, state := range []string{workersHealthy, workersUnhealthy, workersDraining, workersOpen} {
+		promauto.With(reg).NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "warmroute_workers", Help: "Workers by what this frontend may send them: open are those whose circuit breaker is.",
+			ConstLabels: prometheus.Labels{"state": state},
+		}, func() float64 { return float64(count(state)) })
+	}
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -53,5 +74,11 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		inFlight: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "warmroute_upstream_in_flight", Help: "Requests of this frontend at each worker.",
 		}, []string{"worker"}),
+		workerRequests: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_worker_requests_total", Help: "Requests sent to each worker of the fleet, retries included.",
+		}, []string{"worker"}),
+		loadFallbacks: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_load_fallbacks_total", Help: "Choices by this frontend's own loads because those of all frontends could not be had, by reason.",
+		}, []string{"reason"}),
 	}
 }

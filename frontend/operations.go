@@ -8,6 +8,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/inflight"
 	"github.com/warmroute/warmroute/kvcache"
 )
 
@@ -23,7 +24,7 @@ func (f *Frontend) models(c *gin.Context) {
 // component is one line of /ready.
 type component struct {
 	Name   string     `json:"name"`
-	Status string     `json:"status"` // up, down, unused
+	Status string     `json:"status"` // up, down, draining, open, unused
 	Detail string     `json:"detail,omitempty"`
 	Since  *time.Time `json:"since,omitempty"`
 }
@@ -32,11 +33,16 @@ type component struct {
 // changes nothing.
 func (f *Frontend) ready(c *gin.Context) {
 	s := f.fleet.Snapshot()
-	var list []component
+	list := []component{}
 	for _, n := range s.Nodes() {
-		w := component{Name: "worker/" + n.ID, Status: "up", Since: &n.Since}
-		if !n.Healthy {
+		w := component{Name: "worker/" + n.Key().String(), Status: "up", Since: &n.Since}
+		switch {
+		case n.State == fleet.Draining:
+			w.Status, w.Detail = "draining", n.Cause
+		case n.State != fleet.Healthy:
 			w.Status, w.Detail = "down", n.Cause
+		case f.breakers.Open(n.Key()):
+			w.Status, w.Detail = "open", "it has failed requests one after the other"
 		}
 		list = append(list, w)
 	}
@@ -133,6 +139,7 @@ type workerInfo struct {
 	Tenant   string         `json:"tenant_id"`
 	Source   fleet.Source   `json:"source"`
 	Healthy  bool           `json:"healthy"`
+	State    string         `json:"state"` // of warmroute_workers
 	Cause    string         `json:"cause,omitempty"`
 	Since    time.Time      `json:"since"`
 	Models   []string       `json:"models"`
@@ -140,9 +147,10 @@ type workerInfo struct {
 }
 
 type rankInFlight struct {
-	Rank     int `json:"dp_rank"`
-	Requests int `json:"requests"`
-	Blocks   int `json:"blocks"`
+	Rank          int `json:"dp_rank"`
+	Requests      int `json:"requests"`
+	PrefillTokens int `json:"prefill_tokens"`
+	DecodeBlocks  int `json:"decode_blocks"`
 }
 
 // workers answers GET /workers.
@@ -151,14 +159,18 @@ func (f *Frontend) workers(c *gin.Context) {
 	for _, n := range f.fleet.Snapshot().Nodes() {
 		w := workerInfo{
 			ID: n.ID, URL: n.URL.Redacted(), Engine: n.Engine, Tenant: n.Tenant, Source: n.Source,
-			Healthy: n.Healthy, Cause: n.Cause, Since: n.Since, Models: []string{},
+			Healthy: n.State == fleet.Healthy, State: n.State.String(), Cause: n.Cause, Since: n.Since, Models: []string{},
+		}
+		if w.Healthy && f.breakers.Open(n.Key()) {
+			w.State = workersOpen
 		}
 		for _, m := range n.Models {
 			w.Models = append(w.Models, m.ID)
 		}
 		for _, rank := range n.Ranks {
-			l := f.inFlight.at(kvcache.WorkerRank{Worker: n.ID, Rank: rank})
-			w.InFlight = append(w.InFlight, rankInFlight{rank, l.requests, l.blocks})
+			at := inflight.Place{Tenant: n.Tenant, WorkerRank: kvcache.WorkerRank{Worker: n.ID, Rank: rank}}
+			l := f.inFlight.Loads([]inflight.Place{at})[0]
+			w.InFlight = append(w.InFlight, rankInFlight{rank, l.Requests, l.PrefillTokens, l.DecodeBlocks})
 		}
 		list = append(list, w)
 	}

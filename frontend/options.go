@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/reserve"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -36,25 +39,23 @@ type Inspector interface {
 	Dump(ctx context.Context, pool kvcache.PoolID, f func(kvcache.RouterEvent) error) error
 }
 
-// Index is all that a frontend needs of the index. *store.Store is one.
+// Loads are what all frontends together have under way.
+type Loads interface {
+	reserve.Leases
+	// Loads lists what every worker rank of a pool has under way.
+	Loads(ctx context.Context, pool kvcache.PoolID) (map[kvcache.WorkerRank]store.Load, error)
+}
+
+// Index is all that a frontend needs of Redis. *store.Store is one.
 type Index interface {
 	Overlaps
+	Loads
 	fleet.Catalog
 	Inspector
 }
 
-// The policies.
-const (
-	PolicyKV          = "kv"           // least uncached blocks + in-flight blocks
-	PolicyLeastLoaded = "least-loaded" // fewest requests in flight
-	PolicyRoundRobin  = "round-robin"
-	PolicyRandom      = "random"
-	// PolicyConversationHash keeps every conversation on one worker without knowing what that holds:
-	// rendezvous hashing with bounded load. A worker rank with more than 1.25 × the mean of this frontend's
-	// requests in flight, and more than a few, is skipped. The conversation is named by x-session-id, or else by the messages up to the
-	// first of a user, or else by the beginning of the prompt; without any of them least-loaded chooses.
-	PolicyConversationHash = "conversation-hash"
-)
+// Load is what a worker rank has under way.
+type Load = choose.Load
 
 // Options configures a Frontend.
 type Options struct {
@@ -82,6 +83,25 @@ type Options struct {
 	// index is away, was not asked, or the prompt's tokens cannot be had: one of the other Policy
 	// constants. Default [PolicyConversationHash].
 	Fallback string
+	// Weights are those of [PolicyKV]. Default [choose.Default].
+	Weights choose.Weights
+	// Tiers are what blocks count that are not on the device. Default [choose.DefaultTiers].
+	Tiers choose.Tiers
+	// Busy: a worker rank at or above any member that is not zero gets no request. Where all are, the request is
+	// refused with BusyStatus. Default: no thresholds.
+	Busy Load
+	// BusyStatus is 503 or 429. Default 503.
+	BusyStatus int
+	// SessionTTL is for how long after its last request a session (x-session-id) stays on its worker rank. Default 10 min;
+	// negative means that sessions do not decide.
+	SessionTTL time.Duration
+	// SessionSlack is by how many blocks a session's worker rank may be dearer than the cheapest. Default 64; negative means none.
+	SessionSlack float64
+	// LoadLease is how long the load of this frontend's requests outlives it in Redis. Default 15 s.
+	LoadLease time.Duration
+	// ReservationLease is how long a reservation of POST /select_and_reserve lives after the last word about it. Default 5 min.
+	ReservationLease time.Duration
+
 	// Token, if set, is the bearer token that all routes but /health, /ready and /metrics ask for. It is
 	// not passed on to workers.
 	Token string
@@ -113,6 +133,12 @@ type Options struct {
 	// IdleChunkTimeout bounds the time between two chunks of a response, and the time a client
 	// takes to accept one. Default 5 min.
 	IdleChunkTimeout time.Duration
+	// BreakerFailures is how many failures in a row (no connection, no response header in time, an answer that breaks off,
+	// 502, 503, 504) take a worker out for BreakerPause, and for longer where a single trial after that fails too. At most
+	// half of a model's workers are out at a time. Negative means never. Default 5.
+	BreakerFailures int
+	// BreakerPause is the first pause. Default 5 s; it doubles up to 1 min.
+	BreakerPause time.Duration
 	// Retries is how many other workers are tried where one cannot have got the request; negative
 	// means none. Default 2.
 	Retries int
@@ -155,6 +181,14 @@ func (o *Options) complete() error {
 	orDefault(&o.Tenant, kvcache.DefaultTenant)
 	orDefault(&o.Policy, PolicyKV)
 	orDefault(&o.Fallback, PolicyConversationHash)
+	orDefault(&o.Weights, choose.Default)
+	orDefault(&o.Tiers, choose.DefaultTiers)
+	orDefault(&o.BusyStatus, http.StatusServiceUnavailable)
+	orDefault(&o.SessionTTL, 10*time.Minute)
+	orDefault(&o.SessionSlack, 64)
+	orDefault(&o.LoadLease, 15*time.Second)
+	orDefault(&o.ReservationLease, 5*time.Minute)
+	orDefault(&o.BreakerPause, 5*time.Second)
 	orDefault(&o.LookupBudget, 20*time.Millisecond)
 	orDefault(&o.BlockSize, 16)
 	orDefault(&o.MaxPromptTokens, 1_000_000)
@@ -177,12 +211,32 @@ func (o *Options) complete() error {
 	if o.Gatherer == nil {
 		o.Gatherer = prometheus.NewRegistry()
 	}
-	blind := []string{PolicyConversationHash, PolicyLeastLoaded, PolicyRoundRobin, PolicyRandom}
-	if o.Policy != PolicyKV && !slices.Contains(blind, o.Policy) {
-		return fmt.Errorf("policy %q: want kv, %s", o.Policy, strings.Join(blind, ", "))
+	blind := strings.Join(blindPolicies, ", ")
+	if o.Policy != PolicyKV && !slices.Contains(blindPolicies, o.Policy) {
+		return fmt.Errorf("policy %q: want kv, %s", o.Policy, blind)
 	}
-	if !slices.Contains(blind, o.Fallback) {
-		return fmt.Errorf("fallback policy %q: want %s", o.Fallback, strings.Join(blind, ", "))
+	if !slices.Contains(blindPolicies, o.Fallback) {
+		return fmt.Errorf("fallback policy %q: want %s", o.Fallback, blind)
+	}
+	if err := errors.Join(o.Weights.Validate(), o.Tiers.Validate()); err != nil {
+		return err
+	}
+	o.SessionSlack = max(o.SessionSlack, 0)
+	switch {
+	case o.BusyStatus != http.StatusServiceUnavailable && o.BusyStatus != http.StatusTooManyRequests:
+		return fmt.Errorf("busy status %d: want 503 or 429", o.BusyStatus)
+	case o.Busy.Requests < 0 || o.Busy.PrefillTokens < 0 || o.Busy.DecodeBlocks < 0:
+		return errors.New("a busy threshold is negative")
+	case o.LoadLease < time.Second || max(o.LoadLease, o.ReservationLease) > store.MaxLease:
+		return fmt.Errorf("leases are 1 s to %v", store.MaxLease)
+	}
+	for _, w := range o.Workers {
+		if err := checkTenant(w.Tenant); err != nil {
+			return fmt.Errorf("worker %q: %w", w.ID, err)
+		}
+	}
+	if err := checkTenant(o.Tenant); err != nil {
+		return err
 	}
 	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
 		return fmt.Errorf("listen address: %w", err)
@@ -191,7 +245,7 @@ func (o *Options) complete() error {
 		return errors.New("no workers are configured and there is no index to find them in")
 	}
 	for _, d := range []time.Duration{o.LookupBudget, o.BodyTimeout, o.ConnectTimeout, o.ResponseHeaderTimeout,
-		o.WorkerDNSInterval, o.IdleChunkTimeout, o.PollInterval, o.PollTimeout, o.TokenizeTimeout, o.DrainDelay, o.DrainLimit} {
+		o.BreakerPause, o.ReservationLease, o.WorkerDNSInterval, o.IdleChunkTimeout, o.PollInterval, o.PollTimeout, o.TokenizeTimeout, o.DrainDelay, o.DrainLimit} {
 		if d < 0 {
 			return fmt.Errorf("a duration of %v is negative", d)
 		}
@@ -201,6 +255,17 @@ func (o *Options) complete() error {
 	}
 	if o.MaxBuffered < o.MaxBody {
 		return fmt.Errorf("%d buffered bytes in all are less than one body of %d", o.MaxBuffered, o.MaxBody)
+	}
+	return nil
+}
+
+// The answer of /query has a member named after the tenant, beside these.
+var queryMembers = []string{"scores", "frequencies", "tree_sizes", "index_state"}
+
+// checkTenant refuses names of tenants that would hide a part of an answer.
+func checkTenant(name string) error {
+	if slices.Contains(queryMembers, name) {
+		return fmt.Errorf("a tenant cannot be called %q: answers of /query have a member of that name", name)
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/warmroute/warmroute/frontend/breaker"
 	"github.com/warmroute/warmroute/frontend/openai"
 )
 
@@ -42,7 +43,10 @@ func (f *Frontend) newProxy() *httputil.ReverseProxy {
 		Transport:     roundTripper(f.roundTrip),
 		FlushInterval: -1, // every chunk at once
 		Rewrite: func(r *httputil.ProxyRequest) {
-			for _, h := range []string{headerWorker, headerRank, headerSession, headerRouting, headerDataParallel, "Expect", "Upgrade", "Connection"} {
+			for _, h := range reservedHeaders {
+				r.Out.Header.Del(h)
+			}
+			for _, h := range []string{"Expect", "Upgrade", "Connection"} {
 				r.Out.Header.Del(h)
 			}
 			if f.o.Token != "" {
@@ -111,8 +115,12 @@ func (f *Frontend) prepare(c *gin.Context, x *exchange, e openai.Endpoint) (err 
 		return err
 	}
 	x.session = c.GetHeader(headerSession)
-	if len(candidates(x.target, x.pin, &x.knowledge, nil)) == 0 {
-		return nobody(s, x.pin)
+	if len(x.session) > maxSession {
+		return refuse(http.StatusBadRequest, "invalid_request", "x-session-id is longer than "+strconv.Itoa(maxSession)+" bytes")
+	}
+	x.explain = c.GetHeader(headerExplain) == "1"
+	if len(f.candidates(x.target, x.pin, &x.knowledge, f.o.Tiers, nil)) == 0 {
+		return nobody(s, x.tenant, x.pin)
 	}
 	return f.learn(c, x, e)
 }
@@ -128,7 +136,7 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 	pool := x.target.Pool.String()
 	var last error
 	for try := 0; ; try++ {
-		if err := f.choose(x); err != nil {
+		if err := f.choose(req.Context(), x); err != nil {
 			if last != nil {
 				return nil, last
 			}
@@ -143,29 +151,29 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 			_ = res.Body.Close()
 			err = errors.New("the worker switches protocols")
 		}
+		worker := x.chosen.node.Key()
 		if err == nil {
-			a.stream(res, &answerBody{
-				idle: f.o.IdleChunkTimeout,
-				first: func() {
-					f.metrics.ttfb.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
-					x.lease.prefilled()
-				},
-				chunk: func() { _ = x.response.SetWriteDeadline(time.Now().Add(f.o.IdleChunkTimeout)) },
-				broke: func(reason string, err error) {
-					if req.Context().Err() == nil {
-						f.workerFailed(x, reason, err)
-					}
-				},
-			})
+			f.breakers.Report(worker, outcomeOf(res.StatusCode))
+			a.stream(res, f.answerOf(req.Context(), x, pool))
 			x.body.drop()                                  // no further attempt can follow
 			x.body.bytes, x.parsed = nil, openai.Request{} // which shares memory with it
 			return res, nil
 		}
 		reason, retry := a.fault(err, f.o.ConnectTimeout)
 		a.end()
-		x.lease.release()
+		x.giveBack()
 		if req.Context().Err() != nil {
+			f.breakers.Report(worker, breaker.Neutral)
 			return nil, errClientGone
+		}
+		if reason == failStale {
+			// An idle connection that was closed says nothing; but the worker may have died of the request, so it
+			// does not go to many.
+			f.breakers.Report(worker, breaker.Neutral)
+			x.risked++
+			retry = retry && x.risked < maxRisked
+		} else {
+			f.breakers.Report(worker, breaker.Failure)
 		}
 		f.workerFailed(x, reason, err)
 		switch reason {
@@ -191,6 +199,45 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 func (f *Frontend) workerFailed(x *exchange, reason string, err error) {
 	f.metrics.upstreamError.WithLabelValues(reason).Inc()
 	f.o.Logger.Debug("worker failed a request", "worker", x.chosen.Worker, "reason", reason, "error", err)
+}
+
+// maxRisked is how many workers a request may reach that may have begun with it: one that kills engines must not
+// go through the fleet.
+const maxRisked = 2
+
+// maxSession is the longest x-session-id, in bytes.
+const maxSession = 1024
+
+// outcomeOf is what a status says about the worker. 4xx is the client's doing, and 500 may be: one bad request must not
+// take the fleet out.
+func outcomeOf(status int) breaker.Outcome {
+	switch {
+	case status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout:
+		return breaker.Failure
+	case status >= 500:
+		return breaker.Neutral
+	}
+	return breaker.Success
+}
+
+// answerOf is what is to be done with a worker's answer on its way to the client.
+func (f *Frontend) answerOf(ctx context.Context, x *exchange, pool string) *answerBody {
+	worker := x.chosen.node.Key()
+	return &answerBody{
+		idle: f.o.IdleChunkTimeout,
+		first: func() {
+			f.metrics.ttfb.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
+			x.lease.Prefilled()
+			x.reserved.Prefilled()
+		},
+		chunk: func() { _ = x.response.SetWriteDeadline(time.Now().Add(f.o.IdleChunkTimeout)) },
+		broke: func(reason string, err error) {
+			if ctx.Err() == nil {
+				f.breakers.Report(worker, breaker.Failure)
+				f.workerFailed(x, reason, err)
+			}
+		},
+	}
 }
 
 // outgoing is the request for the worker chosen, with the client's body unchanged.
@@ -246,6 +293,7 @@ func (x *exchange) headers(h http.Header) {
 		h.Del(name)
 	}
 	h.Set(headerState, string(x.state))
+	x.explainIn(h)
 	if x.tokens > 0 {
 		h.Set(headerBlocks, strconv.Itoa(x.blocks))
 	}
@@ -254,8 +302,8 @@ func (x *exchange) headers(h http.Header) {
 	}
 	h.Set(headerWorker, x.chosen.Worker)
 	h.Set(headerRank, strconv.Itoa(x.chosen.Rank))
-	if x.overlapKnown(x.chosen.overlap) { // no header is not 0
-		h.Set(headerOverlap, strconv.Itoa(min(x.chosen.overlap, x.blocks)))
+	if o := x.chosen.overlap.Any; x.overlapKnown(o) { // no header is not 0
+		h.Set(headerOverlap, strconv.Itoa(min(o, x.blocks)))
 	}
 }
 

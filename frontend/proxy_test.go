@@ -14,6 +14,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/warmroute/warmroute/frontend/choose"
+	"github.com/warmroute/warmroute/frontend/inflight"
 )
 
 const streamBody = `{"model":"llama","prompt":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17],"stream":true}`
@@ -275,6 +278,9 @@ func TestClientThatLeavesEndsTheWork(t *testing.T) {
 
 // swap gives a worker another URL behind the fleet's back: it dies between two polls.
 func (r *running) swap(id, to string) {
+	if r.o.Index != nil { // the first reading looks at the URLs
+		r.eventually("the index has listed the workers", func() bool { return !r.fleet.Snapshot().Catalog().Since.IsZero() })
+	}
 	for _, n := range r.fleet.Snapshot().Nodes() {
 		if n.ID == id {
 			n.URL.Host = strings.TrimPrefix(to, "http://")
@@ -463,15 +469,15 @@ func TestStreamWeighsLessAfterItsFirstByte(t *testing.T) {
 	}
 	defer res.Body.Close()
 	<-waiting
-	at := candidates(f.mustTarget(), pin{rank: -1}, &knowledge{}, nil)[0].WorkerRank
-	if got := f.inFlight.at(at); got != (load{1, 3}) {
+	at := []inflight.Place{f.candidates(f.mustTarget(), pin{rank: -1}, &knowledge{}, choose.DefaultTiers, nil)[0].place()}
+	if got := f.inFlight.Loads(at)[0]; got != (Load{Requests: 1, PrefillTokens: 48, DecodeBlocks: 4}) {
 		t.Errorf("before the first byte: %+v", got)
 	}
 	close(goOn)
 	if _, err := io.ReadFull(res.Body, make([]byte, 5)); err != nil {
 		t.Fatal(err)
 	}
-	if got := f.inFlight.at(at); got != (load{1, 1}) {
+	if got := f.inFlight.Loads(at)[0]; got != (Load{Requests: 1, DecodeBlocks: 4}) {
 		t.Errorf("after the first byte: %+v", got)
 	}
 	close(end)

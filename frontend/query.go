@@ -8,6 +8,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/frontend/openai"
 	"github.com/warmroute/warmroute/kvcache"
@@ -28,10 +29,14 @@ type question struct {
 	BlockHash   []kvcache.BlockHash `json:"block_hash"`
 	BlockHashes []kvcache.LocalHash `json:"block_hashes"` // local, as Dynamo's clients send them
 
-	Pinned  *pinnedWorker        `json:"pinned_worker"`
-	Allowed []kvcache.WorkerName `json:"allowed_worker_ids"`
+	Pinned   *pinnedWorker        `json:"pinned_worker"`
+	Allowed  []kvcache.WorkerName `json:"allowed_worker_ids"`
+	Override *choose.Override     `json:"router_config_override"`
+	Output   int                  `json:"expected_output_tokens"`
+	ID       string               `json:"selection_id"`
+	Tokens   int                  `json:"isl_tokens"` // of the prompt, where hashes are given
 
-	session string // x-session-id
+	session string // session_id, or else x-session-id
 	tokens  []uint32
 	pool    kvcache.PoolID
 	target  fleet.Target // without nodes where the fleet does not serve the model
@@ -51,8 +56,8 @@ func (p *pinnedWorker) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*plain)(p))
 }
 
-// ask reads the body of an index route and finds the pool.
-func (f *Frontend) ask(c *gin.Context) (*question, error) {
+// question reads the body of an index route and finds the pool.
+func (f *Frontend) question(c *gin.Context) (*question, error) {
 	body, err := f.readBody(c)
 	if err != nil {
 		return nil, err
@@ -82,7 +87,7 @@ func (f *Frontend) ask(c *gin.Context) (*question, error) {
 	if q.pool.Tenant == "" {
 		q.pool.Tenant = kvcache.DefaultTenant
 	}
-	if err := q.pool.Validate(); err != nil {
+	if err := errors.Join(q.pool.Validate(), checkTenant(q.pool.Tenant)); err != nil {
 		return nil, refuse(http.StatusBadRequest, "invalid_request", err.Error())
 	}
 	limit := f.o.MaxPromptTokens
@@ -121,7 +126,7 @@ func (q *question) set(key string, raw []byte) error {
 		err := json.Unmarshal(raw, &name)
 		q.Instance = string(name)
 		return asMemberError(key, err)
-	case "seq_hashes":
+	case "seq_hashes", "sequence_hashes":
 		to = &q.SeqHashes
 	case "block_hash":
 		to = &q.BlockHash
@@ -131,6 +136,16 @@ func (q *question) set(key string, raw []byte) error {
 		to = &q.Pinned
 	case "allowed_worker_ids":
 		to = &q.Allowed
+	case "router_config_override":
+		to = &q.Override
+	case "expected_output_tokens":
+		to = &q.Output
+	case "selection_id":
+		to = &q.ID
+	case "isl_tokens":
+		to = &q.Tokens
+	case "session_id":
+		to = &q.session
 	default:
 		return nil
 	}
@@ -203,7 +218,7 @@ func (q *question) served(k *knowledge) error {
 
 // query answers POST /query.
 func (f *Frontend) query(c *gin.Context) {
-	q, err := f.ask(c)
+	q, err := f.question(c)
 	if err == nil && q.tokens == nil {
 		err = refuse(http.StatusBadRequest, "invalid_request", `"token_ids" is missing`)
 	}
@@ -212,7 +227,7 @@ func (f *Frontend) query(c *gin.Context) {
 
 // queryByHash answers POST /query_by_hash.
 func (f *Frontend) queryByHash(c *gin.Context) {
-	q, err := f.ask(c)
+	q, err := f.question(c)
 	if err == nil {
 		q.tokens = nil
 	}

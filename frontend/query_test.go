@@ -155,7 +155,7 @@ func TestSelect(t *testing.T) {
 	}
 	_, text := ask("")
 	sameJSON(t, text, fmt.Sprintf(`{"selection_id":null,"worker_id":"w1","dp_rank":1,"endpoint":%q,"block_size":16,
-		"overlap":{"longest_matched":256,"gpu":64,"cpu":256,"disk":256},"effective_prefill_tokens":4,"potential_decode_blocks":17,"index_state":"exact"}`, e1.URL))
+		"overlap":{"longest_matched":256,"gpu":64,"cpu":256,"disk":256},"effective_prefill_tokens":52,"potential_decode_blocks":17,"index_state":"exact"}`, e1.URL))
 	for more, want := range map[string]string{
 		`,"pinned_worker":"w2"`:                           "w2/0",
 		`,"pinned_worker":{"worker_id":"w1","dp_rank":0}`: "w1/0",

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -214,10 +213,10 @@ func TestTiesAreUniform(t *testing.T) {
 	for name, state := range map[string]kvcache.IndexState{"empty overlaps": kvcache.Exact, "degraded": kvcache.Degraded} {
 		counts := map[string]int{}
 		for range requests {
-			x := &exchange{tenant: "default"}
+			x := &exchange{tenant: "default", knowledge: knowledge{blockSize: 16}}
 			x.parsed.Model = "llama"
 			x.state, x.tokens, x.blocks, x.blockSize = state, 64, 4, 16
-			if err := f.choose(x); err != nil {
+			if err := f.choose(t.Context(), x); err != nil {
 				t.Fatal(err)
 			}
 			counts[x.chosen.Worker]++
@@ -257,10 +256,10 @@ func TestBurstSpreads(t *testing.T) {
 	f := bare(t, workers, PolicyKV)
 	counts := map[string]int{}
 	for range burst {
-		x := &exchange{tenant: "default"}
+		x := &exchange{tenant: "default", knowledge: knowledge{blockSize: 16}}
 		x.parsed.Model = "llama"
 		x.state, x.tokens, x.blocks = kvcache.Exact, 640, 40
-		if err := f.choose(x); err != nil {
+		if err := f.choose(t.Context(), x); err != nil {
 			t.Fatal(err)
 		}
 		counts[x.chosen.Worker]++
@@ -272,34 +271,13 @@ func TestBurstSpreads(t *testing.T) {
 	}
 }
 
-func TestLeastCost(t *testing.T) {
-	named := func(overlap, blocks int) candidate { return candidate{overlap: overlap, blocks: blocks} }
-	for name, test := range map[string]struct {
-		prompt     int
-		candidates []candidate
-		want       int
-	}{
-		"warm and idle":                          {10, []candidate{named(0, 0), named(8, 0)}, 1},
-		"warm but busy":                          {10, []candidate{named(0, 0), named(8, 9)}, 0},
-		"warm and a little busy":                 {10, []candidate{named(0, 0), named(8, 7)}, 1},
-		"longest prefix is not all":              {10, []candidate{named(10, 100), named(9, 0)}, 1},
-		"one hot worker leaves the rest alone":   {10, []candidate{named(0, 500), named(7, 0), named(0, 0)}, 1},
-		"misses go by load":                      {10, []candidate{named(0, 500), named(0, 3), named(0, 2)}, 2},
-		"an overlap beyond the prompt is capped": {10, []candidate{named(50, 5), named(10, 4)}, 1},
-	} {
-		if got, _ := leastCost(test.prompt)(test.candidates); got != test.want {
-			t.Errorf("%s: got %d, want %d", name, got, test.want)
-		}
-	}
-}
-
 func TestPolicies(t *testing.T) {
 	f := bare(t, 3, PolicyRoundRobin)
 	var order string
 	for range 6 {
-		x := &exchange{tenant: "default"}
+		x := &exchange{tenant: "default", knowledge: knowledge{blockSize: 16}}
 		x.parsed.Model = "llama"
-		if err := f.choose(x); err != nil {
+		if err := f.choose(t.Context(), x); err != nil {
 			t.Fatal(err)
 		}
 		order += x.chosen.Worker + " "
@@ -307,13 +285,9 @@ func TestPolicies(t *testing.T) {
 	if want := "w00 w01 w02 w00 w01 w02 "; order != want {
 		t.Errorf("round robin: %s", order)
 	}
-	candidates := []candidate{{requests: 2}, {requests: 1, blocks: 1000}, {requests: 3}}
-	if i, _ := leastLoaded(candidates); i != 1 {
-		t.Error("least-loaded does not go by requests")
-	}
 	seen := map[int]bool{}
 	for range 200 {
-		i, _ := pickRandom(candidates)
+		i, _ := pickRandom(ranks(3, 1), []int{2, 1, 3})
 		seen[i] = true
 	}
 	if len(seen) != 3 {
@@ -367,7 +341,7 @@ func TestPinAndRank(t *testing.T) {
 	if got.Get("X-Data-Parallel-Rank") != "3" {
 		t.Errorf("X-Data-Parallel-Rank %q", got.Get("X-Data-Parallel-Rank"))
 	}
-	for _, h := range []string{headerWorker, headerRank, headerSession, headerRouting} {
+	for _, h := range []string{headerWorker, headerRank, headerSession, headerRouting, headerAllowed} {
 		if v, ok := got[h]; ok {
 			t.Errorf("%s: %v reached the worker", h, v)
 		}
@@ -382,44 +356,16 @@ func TestPinAndRank(t *testing.T) {
 	res, text = f.post(completions, body, "x-dp-rank", "first")
 	wantError(t, res, text, 400, "invalid_request")
 	res, text = f.post(completions, body, "x-worker-instance-id", "w1", "x-dp-rank", "2")
+	wantError(t, res, text, 400, "rank_not_found")
+	res, text = f.post(completions, body, "x-dp-rank", "9")
+	wantError(t, res, text, 400, "rank_not_found")
+	res, text = f.post(completions, body, "x-allowed-worker-ids", "w7, w8")
 	wantError(t, res, text, 503, "no_workers")
+	res, _ = f.post(completions, body, "x-allowed-worker-ids", "w7, w2 ,")
+	if res.StatusCode != 200 || res.Header.Get("x-worker-instance-id") != "w2" {
+		t.Errorf("status %d, headers %v", res.StatusCode, res.Header)
+	}
 	f.wantIdle()
-}
-
-// The counts of a worker that comes and goes stay exact, and its series end with it.
-func TestInFlightSurvivesFlapping(t *testing.T) {
-	f := bare(t, 2, PolicyKV)
-	known := map[string]bool{"w00": true}
-	f.inFlight.known = func(id string) bool { return known[id] }
-	at := kvcache.WorkerRank{Worker: "w00"}
-	one := []candidate{{WorkerRank: at, node: &fleet.Node{ID: "w00"}}}
-	_, _, l := f.inFlight.take(one, leastLoaded, func(*candidate) int { return 7 })
-	delete(known, "w00")
-	f.inFlight.forget("w00")
-	if got := f.inFlight.at(at); got != (load{1, 7}) {
-		t.Errorf("in flight %+v after the worker left", got)
-	}
-	known["w00"] = true
-	_, _, again := f.inFlight.take(one, leastLoaded, func(*candidate) int { return 0 })
-	if got := f.inFlight.at(at); got != (load{2, 8}) {
-		t.Errorf("in flight %+v", got)
-	}
-	l.prefilled()
-	if got := f.inFlight.at(at); got != (load{2, 2}) {
-		t.Errorf("in flight %+v after the first byte", got)
-	}
-	delete(known, "w00")
-	for range 3 {
-		l.release()
-		l.prefilled()
-		again.release()
-	}
-	if len(f.inFlight.ranks) != 0 || len(f.inFlight.requests) != 0 {
-		t.Errorf("in flight %v %v", f.inFlight.ranks, f.inFlight.requests)
-	}
-	if f.metrics.inFlight.DeleteLabelValues("w00") {
-		t.Error("the gauge of a worker that left is still there")
-	}
 }
 
 func TestUpstreamURLWithPath(t *testing.T) {

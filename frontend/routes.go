@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/hex"
@@ -13,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/warmroute/warmroute/frontend/openai"
+	"github.com/warmroute/warmroute/kvcache"
 )
 
 const (
@@ -49,7 +51,19 @@ func (f *Frontend) routes() http.Handler {
 	g.GET("/v1/models", f.models)
 	g.POST("/query", f.query)
 	g.POST("/query_by_hash", f.queryByHash)
-	g.POST("/select", f.selectWorker)
+	g.POST("/select", f.selectWorker(false))
+	g.POST("/select_and_reserve", f.selectWorker(true))
+	g.POST("/reservations/:id/prefill_complete", f.reservation(func(ctx context.Context, p kvcache.PoolID, id string) (bool, error) {
+		return f.o.Index.PrefillDone(ctx, p, id)
+	}))
+	g.POST("/reservations/:id/output_block", f.reservation(func(ctx context.Context, p kvcache.PoolID, id string) (bool, error) {
+		return f.o.Index.OutputBlocks(ctx, p, id, 1)
+	}))
+	g.DELETE("/reservations/:id", f.reservation(func(ctx context.Context, p kvcache.PoolID, id string) (bool, error) {
+		return f.o.Index.Release(ctx, p, id)
+	}))
+	g.GET("/loads", f.loads)
+	g.POST("/potential_loads", f.potentialLoads)
 	g.GET("/workers", f.workers)
 	g.GET("/dump", f.dump)
 	return r

@@ -2,24 +2,28 @@ package frontend
 
 import (
 	"net/http"
+	"strconv"
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
 
-// selection is the answer of POST /select. Counts are in tokens but for the blocks.
+// selection is the answer of POST /select and POST /select_and_reserve. Counts are in tokens but for the blocks.
 type selection struct {
-	SelectionID *string            `json:"selection_id"` // null: nothing is reserved
+	// SelectionID names the reservation; null where nothing is reserved, also because the loads in Redis are away.
+	SelectionID *string            `json:"selection_id"`
 	WorkerID    string             `json:"worker_id"`
 	Rank        int                `json:"dp_rank"`
 	Endpoint    string             `json:"endpoint"`
 	BlockSize   int                `json:"block_size"`
 	Overlap     *tierOverlap       `json:"overlap"`                  // null: unknown
-	Prefill     int                `json:"effective_prefill_tokens"` // at most, where the overlap is unknown
-	Decode      int                `json:"potential_decode_blocks"`
+	Prefill     int                `json:"effective_prefill_tokens"` // what the tiers leave; at most, where the overlap is unknown
+	Decode      int                `json:"potential_decode_blocks"`  // with this request
 	State       kvcache.IndexState `json:"index_state"`
+	Explain     *explanation       `json:"explain,omitempty"`
 }
 
 type tierOverlap struct {
@@ -29,19 +33,75 @@ type tierOverlap struct {
 	Disk    int `json:"disk"`
 }
 
-// selectWorker answers POST /select: the choice that a proxied request would get, without the
-// request.
-func (f *Frontend) selectWorker(c *gin.Context) {
-	s, err := f.selectFor(c)
-	if err != nil {
-		fail(c, err)
-		return
+// selectWorker answers POST /select, the choice that a proxied request would get, without the
+// request; and POST /select_and_reserve, which counts the load until it is freed or its lease ends.
+func (f *Frontend) selectWorker(reserves bool) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		s, err := f.selectFor(c, reserves)
+		if err != nil {
+			fail(c, err)
+			return
+		}
+		c.JSON(http.StatusOK, s)
 	}
-	c.JSON(http.StatusOK, s)
 }
 
-func (f *Frontend) selectFor(c *gin.Context) (*selection, error) {
-	q, err := f.ask(c)
+func (f *Frontend) selectFor(c *gin.Context, reserves bool) (*selection, error) {
+	r, err := f.readSelect(c)
+	if err != nil {
+		return nil, err
+	}
+	if reserves {
+		r.want.id, r.want.lease = r.question.ID, f.o.ReservationLease
+		if r.want.id == "" {
+			r.want.id = f.nextID()
+		}
+		if !printable(r.want.id, store.MaxLeaseID) {
+			return nil, refuse(http.StatusBadRequest, "invalid_request", "\"selection_id\" must be at most "+strconv.Itoa(store.MaxLeaseID)+" printable bytes without spaces")
+		}
+	}
+	ctx := c.Request.Context()
+	p, err := f.place(ctx, &r.want, r.list, nil)
+	if err != nil {
+		return nil, err
+	}
+	w := p.chosen()
+	if reserves && !p.held && !r.want.local { // a policy that is blind to the loads adds to them all the same
+		again := placed{list: []candidate{*w}}
+		p.held = f.askLoads(ctx, &r.want, &again, choose.Weights{}) && again.held
+	}
+	f.selected(r.want.pool.String(), &p, r.pin)
+	k, o := r.want.k, w.overlap
+	s := &selection{
+		WorkerID: w.Worker, Rank: w.Rank, Endpoint: w.node.URL.String(), BlockSize: k.blockSize,
+		Prefill: r.want.request().Prefill(w.credit),
+		Decode:  r.want.blocks + p.loads[p.index].DecodeBlocks,
+		State:   k.state,
+	}
+	if p.held {
+		s.SelectionID = &r.want.id
+	}
+	if k.overlapKnown(o.Any) {
+		s.Overlap = &tierOverlap{o.Any * k.blockSize, o.Device * k.blockSize, o.Host * k.blockSize, o.Disk * k.blockSize}
+	}
+	if c.Query("explain") == "1" || c.GetHeader(headerExplain) == "1" {
+		s.Explain = explain(&r.want, &p)
+	}
+	return s, nil
+}
+
+// selecting is a question of the select routes, ready for a choice.
+type selecting struct {
+	*question
+	know knowledge
+	want want
+	pin  pin
+	list []candidate // at least one
+}
+
+// readSelect reads the body of a select route and asks the index.
+func (f *Frontend) readSelect(c *gin.Context) (*selecting, error) {
+	q, err := f.question(c)
 	if err != nil {
 		return nil, err
 	}
@@ -51,41 +111,41 @@ func (f *Frontend) selectFor(c *gin.Context) (*selection, error) {
 		}
 		return nil, unknownModel(q.Model)
 	}
-	k, err := f.know(c, q, store.LookupOptions{})
+	if q.Output < 0 || q.Tokens < 0 || q.Output > f.o.MaxPromptTokens || q.Tokens > f.o.MaxPromptTokens {
+		return nil, refuse(http.StatusBadRequest, "invalid_request", "numbers of tokens are from 0 to "+strconv.Itoa(f.o.MaxPromptTokens))
+	}
+	if len(q.session) > maxSession {
+		return nil, refuse(http.StatusBadRequest, "invalid_request", "\"session_id\" is longer than "+strconv.Itoa(maxSession)+" bytes")
+	}
+	weights, tiers, err := q.Override.Apply(f.o.Weights, f.o.Tiers)
 	if err != nil {
+		return nil, refuse(http.StatusBadRequest, "invalid_request", "\"router_config_override\": "+err.Error())
+	}
+	r := &selecting{question: q, pin: pin{rank: -1}}
+	if r.know, err = f.know(c, q, store.LookupOptions{}); err != nil {
 		return nil, err
 	}
-	p := pin{rank: -1}
 	if q.Pinned != nil {
-		p.worker = string(q.Pinned.WorkerID)
+		r.pin.worker = string(q.Pinned.WorkerID)
 		if q.Pinned.Rank != nil {
-			p.rank = *q.Pinned.Rank
+			r.pin.rank = *q.Pinned.Rank
 		}
 	}
 	if q.Allowed != nil {
-		p.allowed = make([]string, len(q.Allowed))
+		r.pin.allowed = make([]string, len(q.Allowed))
 		for i, id := range q.Allowed {
-			p.allowed[i] = string(id)
+			r.pin.allowed[i] = string(id)
 		}
 	}
-	list := candidates(q.target, p, &k, nil)
-	if len(list) == 0 {
-		return nil, nobody(f.fleet.Snapshot(), p)
+	if r.list = f.candidates(q.target, r.pin, &r.know, tiers, nil); len(r.list) == 0 {
+		return nil, nobody(f.fleet.Snapshot(), q.pool.Tenant, r.pin)
 	}
-	pick, policy := f.chooser(&k, q.conversation)
-	i, reason := f.inFlight.peek(list, pick)
-	w := list[i]
-	f.selected(q.pool.String(), policy, reason, p)
-	o := k.scores.Scores[w.WorkerRank]
-	var overlap *tierOverlap
-	if k.overlapKnown(o.Any) {
-		overlap = &tierOverlap{o.Any * k.blockSize, o.Device * k.blockSize, o.Host * k.blockSize, o.Disk * k.blockSize}
+	k := &r.know
+	tokens := max(k.tokens, q.Tokens)
+	r.want = want{
+		pool: q.pool, k: k, policy: f.policy(k), weights: weights, session: q.session, tokens: tokens,
+		blocks:       (tokens + q.Output + k.blockSize - 1) / k.blockSize,
+		conversation: q.conversation, prefix: q.prefix, local: f.o.Index == nil || k.state == kvcache.Degraded,
 	}
-	return &selection{
-		WorkerID: w.Worker, Rank: w.Rank, Endpoint: w.node.URL.String(), BlockSize: k.blockSize,
-		Overlap: overlap,
-		Prefill: max(k.tokens-o.Any*k.blockSize, 0),
-		Decode:  (k.tokens+k.blockSize-1)/k.blockSize + w.blocks,
-		State:   k.state,
-	}, nil
+	return r, nil
 }

@@ -66,6 +66,8 @@ type Catalog interface {
 	Pools(ctx context.Context) ([]kvcache.PoolID, error)
 	// Streams lists a pool's publishers; with an error, those that could be read.
 	Streams(ctx context.Context, pool kvcache.PoolID) ([]store.Stream, error)
+	// Removed tells whether a stream was taken out on purpose, as by /unregister.
+	Removed(ctx context.Context, id store.StreamID) (bool, error)
 }
 
 // Resolver finds the addresses of a host. *net.Resolver is one.
@@ -105,8 +107,8 @@ type Options struct {
 	Token string
 	// Logger gets one line per worker, catalog or name that comes or goes. Default: discard.
 	Logger *slog.Logger
-	// Gone, if set, is called with the id of each worker that left.
-	Gone func(id string)
+	// Gone, if set, is called with the key of each worker that left.
+	Gone func(Key)
 }
 
 // Fleet polls workers.
@@ -114,9 +116,13 @@ type Fleet struct {
 	o    Options
 	snap atomic.Pointer[Snapshot]
 
+	configured []*state // in the order of the options
+
 	mu       sync.Mutex
-	workers  map[string]*state // by id: what the sources add up to
-	listed   map[string]*listing
+	workers  map[Key]*state // what the sources add up to
+	listed   map[Key]*listing
+	removed  map[Key]bool           // as of the last complete reading: taken out of the catalog on purpose
+	folded   map[Key]Key            // configured workers that count under the name that the catalog has for their place
 	pools    map[kvcache.PoolID]int // block size by pool, of the catalog or the file
 	resolved map[string]*resolution // by name
 	catalog  Status
@@ -131,15 +137,22 @@ type Fleet struct {
 // state is what is known of one worker; guarded by Fleet.mu.
 type state struct {
 	Worker
-	url     *url.URL
-	source  Source
-	ranks   []int // of the streams in the index
-	healthy bool
-	cause   string
-	since   time.Time // of the last change of healthy
-	models  []Model
-	tried   bool // was polled at least once
-	polled  bool // answered /v1/models at least once
+	url    *url.URL
+	source Source
+	ranks  []int // of the streams in the index
+	health
+	models []Model
+	tried  bool // was polled at least once
+	polled bool // answered /v1/models at least once
+	// unregistered workers were taken out of the index on purpose: they get no new requests.
+	unregistered bool
+}
+
+// health is what the last poll of a worker said.
+type health struct {
+	state State
+	cause string    // why it is not healthy
+	since time.Time // of the last change of state
 }
 
 // New makes a Fleet. It does no I/O.
@@ -166,7 +179,7 @@ func New(o Options) (*Fleet, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	f := &Fleet{
-		o: o, workers: map[string]*state{}, listed: map[string]*listing{}, pools: map[kvcache.PoolID]int{},
+		o: o, workers: map[Key]*state{}, listed: map[Key]*listing{}, folded: map[Key]Key{}, pools: map[kvcache.PoolID]int{},
 		resolved: map[string]*resolution{}, changed: make(chan struct{}),
 	}
 	for _, w := range o.Workers {
@@ -174,10 +187,11 @@ func New(o Options) (*Fleet, error) {
 		if err != nil {
 			return nil, err
 		}
-		if f.workers[w.ID] != nil {
-			return nil, fmt.Errorf("worker %q is configured twice", w.ID)
+		if f.workers[w.Key()] != nil {
+			return nil, fmt.Errorf("worker %q is configured twice", w.Key())
 		}
-		f.workers[w.ID] = s
+		f.workers[w.Key()] = s
+		f.configured = append(f.configured, s)
 	}
 	for _, name := range o.Names {
 		r, err := newResolution(name)
@@ -223,16 +237,16 @@ func newState(w Worker, source Source) (*state, error) {
 	}
 	u.Path = strings.TrimRight(u.Path, "/")
 	u.RawQuery, u.Fragment = "", ""
-	return &state{Worker: w, url: u, source: source, cause: "not polled yet", since: time.Now()}, nil
+	return &state{Worker: w, url: u, source: source, health: health{cause: "not polled yet", since: time.Now()}}, nil
 }
 
-// place is what two URLs of the same worker have in common.
+// place is what two URLs of one tenant's worker have in common.
 func (s *state) place() string {
 	port := s.url.Port()
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[s.url.Scheme]
 	}
-	return s.url.Scheme + "://" + net.JoinHostPort(strings.ToLower(s.url.Hostname()), port) + s.url.Path
+	return s.Key().Tenant + " " + s.url.Scheme + "://" + net.JoinHostPort(strings.ToLower(s.url.Hostname()), port) + s.url.Path
 }
 
 // Snapshot is the view as of now.
@@ -271,16 +285,16 @@ func (f *Fleet) Refresh(ctx context.Context) {
 }
 
 // pollAll polls the named workers, or all.
-func (f *Fleet) pollAll(ctx context.Context, ids []string) {
-	if ids == nil {
+func (f *Fleet) pollAll(ctx context.Context, keys []Key) {
+	if keys == nil {
 		f.mu.Lock()
-		ids = slices.Collect(maps.Keys(f.workers))
+		keys = slices.Collect(maps.Keys(f.workers))
 		f.mu.Unlock()
 	}
 	var polls errgroup.Group
 	polls.SetLimit(64)
-	for _, id := range ids {
-		polls.Go(func() error { f.poll(ctx, id); return nil })
+	for _, k := range keys {
+		polls.Go(func() error { f.poll(ctx, k); return nil })
 	}
 	_ = polls.Wait() // polls report no errors
 }

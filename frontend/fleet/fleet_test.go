@@ -46,6 +46,7 @@ const llama = `{"object":"list","data":[{"id":"llama","object":"model","created"
 type catalog struct {
 	pools   []kvcache.PoolID
 	streams []store.Stream
+	removed map[string]bool // workers
 	err     error
 }
 
@@ -58,6 +59,10 @@ func (c *catalog) Pools(context.Context) ([]kvcache.PoolID, error) {
 
 func (c *catalog) Streams(context.Context, kvcache.PoolID) ([]store.Stream, error) {
 	return c.streams, c.err
+}
+
+func (c *catalog) Removed(_ context.Context, id store.StreamID) (bool, error) {
+	return c.removed[id.Worker], c.err
 }
 
 var llamaPool = kvcache.PoolID{Tenant: "default", Model: "llama"}
@@ -88,7 +93,7 @@ func ids(nodes []*Node) []string {
 func TestHealthFollowsTheWorker(t *testing.T) {
 	e := newEngine(t, llama)
 	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: e.URL + "/"}}, Token: "secret"})
-	if s := f.Snapshot(); s.Healthy() != 0 || s.Known() || !s.Has("w1") {
+	if s := f.Snapshot(); s.Healthy() != 0 || s.Known() || !s.HasID("w1") {
 		t.Fatal("a worker counts as healthy before it was asked")
 	}
 	f.Refresh(t.Context())
@@ -110,7 +115,7 @@ func TestHealthFollowsTheWorker(t *testing.T) {
 	if !ok || len(target.Nodes) != 0 || s.Healthy() != 0 || len(s.Models("default")) != 1 {
 		t.Fatalf("a sick worker: target %+v, known %v, %d healthy", target, ok, s.Healthy())
 	}
-	if n := s.Nodes()[0]; n.Healthy || n.Cause == "" {
+	if n := s.Nodes()[0]; n.State == Healthy || n.Cause == "" {
 		t.Errorf("node %+v", n)
 	}
 
@@ -169,7 +174,7 @@ func TestDiscovery(t *testing.T) {
 		stream("w1", 1, e1.URL), stream("w1", 0, e1.URL), stream("w9", 0, ""), stream("w8", 0, "ftp://x"),
 	}}
 	var gone []string
-	f := newFleet(t, Options{Catalog: c, Grace: -1, Gone: func(id string) { gone = append(gone, id) }})
+	f := newFleet(t, Options{Catalog: c, Grace: -1, Gone: func(k Key) { gone = append(gone, k.String()) }})
 	f.Refresh(t.Context())
 	s := f.Snapshot()
 	if !slices.Equal(ids(s.Nodes()), []string{"w1"}) || s.Healthy() != 1 {
@@ -202,7 +207,7 @@ func TestDiscovery(t *testing.T) {
 	c.pools, c.err = []kvcache.PoolID{llamaPool}, nil
 	c.streams = []store.Stream{stream("w2", 0, e3.URL)}
 	f.Refresh(t.Context())
-	if n := f.Snapshot().Nodes()[0]; n.URL.String() != e3.URL || n.Healthy {
+	if n := f.Snapshot().Nodes()[0]; n.URL.String() != e3.URL || n.State == Healthy {
 		t.Errorf("after a move: %+v", n)
 	}
 }
@@ -250,7 +255,7 @@ func TestHungWorkerDelaysNobody(t *testing.T) {
 	}
 	cancel()
 	<-done
-	if n := f.Snapshot().Nodes()[1]; !n.Healthy {
+	if n := f.Snapshot().Nodes()[1]; n.State != Healthy {
 		t.Error("stopping marked a worker as down")
 	}
 }

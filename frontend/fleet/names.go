@@ -41,7 +41,7 @@ func (f *Fleet) followNames(ctx context.Context) {
 }
 
 // resolve looks up every name and returns the workers that are new. Its error is logged already.
-func (f *Fleet) resolve(ctx context.Context) (added []string, err error) {
+func (f *Fleet) resolve(ctx context.Context) (added []Key, err error) {
 	var errs []error
 	for _, name := range f.o.Names {
 		f.mu.Lock()

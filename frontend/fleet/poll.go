@@ -51,9 +51,9 @@ func (m *Model) UnmarshalJSON(b []byte) error {
 }
 
 // poll asks one worker how it is and what it serves.
-func (f *Fleet) poll(ctx context.Context, id string) {
+func (f *Fleet) poll(ctx context.Context, k Key) {
 	f.mu.Lock()
-	s := f.workers[id]
+	s := f.workers[k]
 	f.mu.Unlock()
 	if s == nil {
 		return
@@ -72,27 +72,31 @@ func (f *Fleet) poll(ctx context.Context, id string) {
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.workers[id] != s {
+	if f.workers[k] != s {
 		return // replaced meanwhile
 	}
-	healthy, cause := err == nil, ""
-	if !healthy {
-		cause = err.Error()
+	is, cause := Healthy, ""
+	if err != nil {
+		is, cause = Unhealthy, err.Error()
+		var status *statusError
+		if errors.As(err, &status) && status.code == http.StatusServiceUnavailable {
+			is = Draining
+		}
 	}
-	changed := !s.tried || healthy != s.healthy || cause != s.cause || healthy && !slices.Equal(models, s.models)
+	changed := !s.tried || is != s.state || cause != s.cause || is == Healthy && !slices.Equal(models, s.models)
 	if !changed {
 		return
 	}
-	if healthy != s.healthy {
+	if is != s.state {
 		s.since = time.Now()
-		if healthy {
-			f.o.Logger.Info("worker up", "worker", id, "url", base)
+		if is == Healthy {
+			f.o.Logger.Info("worker up", "worker", k.String(), "url", base)
 		} else {
-			f.o.Logger.Warn("worker down", "worker", id, "url", base, "cause", cause)
+			f.o.Logger.Warn("worker down", "worker", k.String(), "url", base, "state", is.String(), "cause", cause)
 		}
 	}
-	s.healthy, s.cause, s.tried = healthy, cause, true
-	if healthy {
+	s.state, s.cause, s.tried = is, cause, true
+	if is == Healthy {
 		s.models, s.polled = models, true
 	}
 	f.publish()
@@ -128,7 +132,15 @@ func (f *Fleet) get(ctx context.Context, url string, limit int64) ([]byte, error
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET %s: status %d", req.URL.Path, res.StatusCode)
+		return nil, &statusError{req.URL.Path, res.StatusCode}
 	}
 	return io.ReadAll(io.LimitReader(res.Body, limit))
 }
+
+// statusError is an answer that is not 200.
+type statusError struct {
+	path string
+	code int
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("GET %s: status %d", e.path, e.code) }

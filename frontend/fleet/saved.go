@@ -52,7 +52,7 @@ func (f *Fleet) load(ctx context.Context) {
 		f.o.Logger.InfoContext(ctx, "no snapshot of the workers yet", "file", f.o.File)
 		return
 	}
-	var listed map[string]*listing
+	var listed map[Key]*listing
 	var pools map[kvcache.PoolID]int
 	if err == nil {
 		listed, pools, err = decodeSaved(content)
@@ -63,9 +63,9 @@ func (f *Fleet) load(ctx context.Context) {
 	}
 	f.saved = string(content)
 	f.mu.Lock()
-	for id, l := range listed {
-		if f.listed[id] == nil {
-			f.listed[id] = l
+	for k, l := range listed {
+		if f.listed[k] == nil {
+			f.listed[k] = l
 		}
 	}
 	for p, size := range pools {
@@ -92,7 +92,7 @@ func readFile(name string) ([]byte, error) {
 	return content, err
 }
 
-func decodeSaved(content []byte) (map[string]*listing, map[kvcache.PoolID]int, error) {
+func decodeSaved(content []byte) (map[Key]*listing, map[kvcache.PoolID]int, error) {
 	var s saved
 	if err := json.Unmarshal(content, &s); err != nil {
 		return nil, nil, err
@@ -100,7 +100,7 @@ func decodeSaved(content []byte) (map[string]*listing, map[kvcache.PoolID]int, e
 	if s.Version != savedVersion {
 		return nil, nil, fmt.Errorf("version %d: want %d", s.Version, savedVersion)
 	}
-	listed, pools := map[string]*listing{}, map[kvcache.PoolID]int{}
+	listed, pools := map[Key]*listing{}, map[kvcache.PoolID]int{}
 	for _, w := range s.Workers {
 		worker, err := newState(Worker{ID: w.ID, URL: w.URL, Engine: w.Engine, Tenant: w.Tenant}, SourceSaved)
 		if err != nil {
@@ -121,7 +121,7 @@ func decodeSaved(content []byte) (map[string]*listing, map[kvcache.PoolID]int, e
 			}
 			l.pools = append(l.pools, p)
 		}
-		listed[w.ID] = l
+		listed[worker.Key()] = l
 	}
 	for _, p := range s.Pools {
 		id, err := kvcache.ParsePoolID(p.Pool)
@@ -167,11 +167,11 @@ func (f *Fleet) save(ctx context.Context) {
 func (f *Fleet) encodeSaved() ([]byte, error) {
 	s := saved{Version: savedVersion, Workers: []savedWorker{}, Pools: []savedPool{}}
 	f.mu.Lock()
-	for id, l := range f.listed {
+	for k, l := range f.listed {
 		if l.worker == nil {
 			continue
 		}
-		w := savedWorker{ID: id, URL: l.worker.URL, Engine: l.worker.Engine, Tenant: l.worker.Tenant, Ranks: l.ranks, Pools: []string{}}
+		w := savedWorker{ID: k.ID, URL: l.worker.URL, Engine: l.worker.Engine, Tenant: l.worker.Tenant, Ranks: l.ranks, Pools: []string{}}
 		for _, p := range l.pools {
 			w.Pools = append(w.Pools, p.String())
 		}
@@ -182,7 +182,7 @@ func (f *Fleet) encodeSaved() ([]byte, error) {
 		s.Pools = append(s.Pools, savedPool{p.String(), size})
 	}
 	f.mu.Unlock()
-	slices.SortFunc(s.Workers, func(a, b savedWorker) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(s.Workers, func(a, b savedWorker) int { return KeyOf(a.Tenant, a.ID).compare(KeyOf(b.Tenant, b.ID)) })
 	slices.SortFunc(s.Pools, func(a, b savedPool) int { return cmp.Compare(a.Pool, b.Pool) })
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -15,8 +15,8 @@ type Node struct {
 	ID, Engine, Tenant string
 	URL                *url.URL // not to be changed
 	Ranks              []int    // ascending, at least one
-	Healthy            bool     // answered the last poll
-	Cause              string   // why it is not healthy
+	State              State
+	Cause              string // why it is not healthy
 	Since              time.Time
 	Models             []Model // the last known
 	Source             Source
@@ -26,7 +26,7 @@ type Node struct {
 type Target struct {
 	Pool kvcache.PoolID
 	LoRA string // the adapter; "" for the base model
-	// Nodes are the healthy workers that serve the model, by id.
+	// Nodes are the workers that serve the model and take requests, by id.
 	Nodes []*Node
 	// MaxLen is the longest prompt that a worker of the model takes, in tokens; 0 where unknown.
 	MaxLen int
@@ -34,14 +34,14 @@ type Target struct {
 
 // Snapshot is the fleet at one moment. It never changes.
 type Snapshot struct {
-	nodes   []*Node
+	nodes   []*Node                   // by key
 	targets map[kvcache.PoolID]Target // by tenant and model name as clients use it
 	models  map[string][]Model        // by tenant, by id
 	pools   map[kvcache.PoolID]int
 	catalog Status
 	names   map[string]Status
 	updated time.Time
-	healthy int
+	counts  [3]int // of nodes, by State
 	known   bool
 	next    <-chan struct{}
 }
@@ -56,36 +56,59 @@ func newSnapshot(f *Fleet, next <-chan struct{}) *Snapshot {
 		s.names[name] = r.status
 	}
 	answered, tried := false, true
-	for _, id := range slices.Sorted(maps.Keys(f.workers)) {
-		w := f.workers[id]
+	for _, k := range slices.SortedFunc(maps.Keys(f.workers), Key.compare) {
+		w := f.workers[k]
 		n := &Node{
-			ID: id, Engine: w.Engine, Tenant: cmp.Or(w.Tenant, kvcache.DefaultTenant), URL: w.url,
-			Ranks: w.allRanks(), Healthy: w.healthy, Cause: w.cause, Since: w.since, Models: w.models, Source: w.source,
+			ID: k.ID, Engine: w.Engine, Tenant: k.Tenant, URL: w.url,
+			Ranks: w.allRanks(), State: w.state, Cause: w.cause, Since: w.since, Models: w.models, Source: w.source,
+		}
+		if w.unregistered && n.State == Healthy {
+			n.State, n.Cause = Draining, "unregistered"
 		}
 		s.nodes = append(s.nodes, n)
 		answered, tried = answered || w.polled, tried && w.tried
-		if n.Healthy {
-			s.healthy++
-		}
+		s.counts[n.State]++
+		bases := s.bases(n)
 		for _, m := range n.Models {
-			s.add(n, m)
+			s.add(n, m, bases)
 		}
 	}
 	s.known = answered && tried
 	return s
 }
 
-func (s *Snapshot) add(n *Node, m Model) {
+// bases maps each name that a worker serves a base model under to the one that names its pool: of names with
+// the same root, the one that the catalog has a pool of, or else the first.
+func (s *Snapshot) bases(n *Node) map[string]string {
+	byRoot, out := map[string]string{}, map[string]string{}
+	for _, m := range n.Models {
+		if m.Parent != "" || m.Root == "" {
+			continue
+		}
+		named, seen := byRoot[m.Root]
+		if !seen || s.pools[kvcache.PoolID{Tenant: n.Tenant, Model: named}] == 0 && s.pools[kvcache.PoolID{Tenant: n.Tenant, Model: m.ID}] != 0 {
+			byRoot[m.Root] = m.ID
+		}
+	}
+	for _, m := range n.Models {
+		if m.Parent == "" && m.Root != "" {
+			out[m.ID] = byRoot[m.Root]
+		}
+	}
+	return out
+}
+
+func (s *Snapshot) add(n *Node, m Model, bases map[string]string) {
 	name := kvcache.PoolID{Tenant: n.Tenant, Model: m.ID}
 	t, seen := s.targets[name]
 	if !seen {
-		t.Pool = name
+		t.Pool = kvcache.PoolID{Tenant: n.Tenant, Model: cmp.Or(bases[m.ID], m.ID)}
 		if m.Parent != "" {
-			t.Pool.Model, t.LoRA = m.Parent, m.ID
+			t.Pool.Model, t.LoRA = cmp.Or(bases[m.Parent], m.Parent), m.ID
 		}
 		s.models[n.Tenant] = append(s.models[n.Tenant], m)
 	}
-	if n.Healthy {
+	if n.State == Healthy {
 		t.Nodes = append(t.Nodes, n)
 	}
 	t.MaxLen = max(t.MaxLen, m.MaxModelLen)
@@ -111,6 +134,20 @@ func (s *Snapshot) Target(tenant, model string) (Target, bool) {
 	return t, ok
 }
 
+// Pools lists the pools that the fleet serves, alive or last known.
+func (s *Snapshot) Pools() []kvcache.PoolID {
+	seen := map[kvcache.PoolID]bool{}
+	var out []kvcache.PoolID
+	for _, t := range s.targets {
+		if !seen[t.Pool] {
+			seen[t.Pool] = true
+			out = append(out, t.Pool)
+		}
+	}
+	slices.SortFunc(out, func(a, b kvcache.PoolID) int { return cmp.Compare(a.String(), b.String()) })
+	return out
+}
+
 // Models lists every model of a tenant once, in the order of the workers' ids.
 func (s *Snapshot) Models(tenant string) []Model {
 	return s.models[cmp.Or(tenant, kvcache.DefaultTenant)]
@@ -119,14 +156,26 @@ func (s *Snapshot) Models(tenant string) []Model {
 // Nodes lists all workers by id.
 func (s *Snapshot) Nodes() []*Node { return s.nodes }
 
-// Has tells whether the fleet has a worker of this id.
-func (s *Snapshot) Has(id string) bool {
+// Node finds a worker; nil where the fleet has none of this key.
+func (s *Snapshot) Node(k Key) *Node {
+	i, ok := slices.BinarySearchFunc(s.nodes, k, func(n *Node, k Key) int { return n.Key().compare(k) })
+	if !ok {
+		return nil
+	}
+	return s.nodes[i]
+}
+
+// HasID tells whether any tenant has a worker of this id.
+func (s *Snapshot) HasID(id string) bool {
 	_, ok := slices.BinarySearchFunc(s.nodes, id, func(n *Node, id string) int { return cmp.Compare(n.ID, id) })
 	return ok
 }
 
-// Healthy is how many workers answered their last poll.
-func (s *Snapshot) Healthy() int { return s.healthy }
+// Healthy is how many workers take requests.
+func (s *Snapshot) Healthy() int { return s.counts[Healthy] }
+
+// Count is how many workers are in a state.
+func (s *Snapshot) Count(st State) int { return s.counts[st] }
 
 // Known tells whether every worker was asked at least once what it serves, and one has said it. Until
 // then no model name can be called unknown.

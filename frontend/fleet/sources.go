@@ -66,18 +66,25 @@ func (f *Fleet) followCatalog(ctx context.Context) {
 
 // discover takes over what the catalog lists and returns the workers that are new. Its error is logged
 // already.
-func (f *Fleet) discover(ctx context.Context) (added []string, err error) {
+func (f *Fleet) discover(ctx context.Context) (added []Key, err error) {
 	if f.o.Catalog == nil {
 		return nil, nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, f.o.Timeout)
 	defer cancel()
 	pools, streams, err := f.read(bounded)
+	var removed map[Key]bool
+	if err == nil {
+		removed, err = f.findRemoved(bounded, pools, streams)
+	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err() // we are going away, not the catalog
 	}
 	f.mu.Lock()
 	f.list(pools, streams, err == nil)
+	if err == nil {
+		f.removed = removed
+	}
 	for _, s := range streams {
 		if s.Updated.After(f.updated) {
 			f.updated = s.Updated
@@ -118,19 +125,20 @@ func (f *Fleet) read(ctx context.Context) (pools []kvcache.PoolID, all []store.S
 // list merges a reading of the catalog. Only a complete one takes workers away, and only where it lists their
 // pools: an index without them has lost its data, and the workers serve on. f.mu is held.
 func (f *Fleet) list(pools []kvcache.PoolID, streams []store.Stream, complete bool) {
-	found := map[string]*listing{}
+	found := map[Key]*listing{}
 	for _, st := range streams {
-		l := found[st.Worker]
+		k := KeyOf(st.Pool.Tenant, st.Worker)
+		l := found[k]
 		if l == nil {
 			l = &listing{}
 			w, err := newState(Worker{ID: st.Worker, URL: st.URL, Engine: st.Engine, Tenant: st.Pool.Tenant}, SourceIndex)
 			if err == nil {
 				l.worker = w
 			}
-			if old := f.listed[st.Worker]; old != nil && !complete {
+			if old := f.listed[k]; old != nil && !complete {
 				l.ranks, l.pools = slices.Clone(old.ranks), slices.Clone(old.pools)
 			}
-			found[st.Worker] = l
+			found[k] = l
 		}
 		l.ranks = append(l.ranks, st.Rank)
 		if !slices.Contains(l.pools, st.Pool) {
@@ -140,27 +148,28 @@ func (f *Fleet) list(pools []kvcache.PoolID, streams []store.Stream, complete bo
 			f.pools[st.Pool] = st.BlockSize
 		}
 	}
-	for id, l := range found {
+	for k, l := range found {
 		slices.Sort(l.ranks)
 		l.ranks = slices.Compact(l.ranks)
-		f.listed[id] = l
+		f.listed[k] = l
 	}
 	if !complete {
 		return
 	}
 	now := time.Now()
-	for id, l := range f.listed {
+	for k, l := range f.listed {
 		lost := slices.ContainsFunc(l.pools, func(p kvcache.PoolID) bool { return !slices.Contains(pools, p) })
-		if found[id] != nil || lost {
+		if found[k] != nil || lost {
 			l.missing = time.Time{}
 			continue
 		}
 		if l.missing.IsZero() {
 			l.missing = now
 		}
-		w := f.workers[id]
-		if w == nil || w.tried && !w.healthy || now.Sub(l.missing) >= f.o.Grace {
-			delete(f.listed, id)
+		w := f.workers[k]
+		named := f.removed[k] && l.worker != nil && f.isNamed(l.worker.place()) // else it would come back as an address
+		if w == nil || w.tried && w.state != Healthy || now.Sub(l.missing) >= f.o.Grace && !named {
+			delete(f.listed, k)
 		}
 	}
 	maps.DeleteFunc(f.pools, func(p kvcache.PoolID, _ int) bool {
@@ -174,87 +183,4 @@ func (f *Fleet) list(pools []kvcache.PoolID, streams []store.Stream, complete bo
 		}
 		return true
 	})
-}
-
-// reconcile makes workers what the sources add up to, publishes them, and returns which came and which
-// left. f.mu is held.
-func (f *Fleet) reconcile() (added, gone []string) {
-	want := map[string]*state{}
-	places := map[string]bool{}
-	take := func(s *state) {
-		want[s.ID] = s
-		places[s.place()] = true
-	}
-	for id, s := range f.workers {
-		if s.source != SourceConfig {
-			continue
-		}
-		take(s)
-		s.ranks = nil
-		if l := f.listed[id]; l != nil {
-			s.ranks = l.ranks
-		}
-	}
-	for id, l := range f.listed {
-		if want[id] == nil && l.worker != nil {
-			s := *l.worker
-			s.ranks = l.ranks
-			take(&s)
-		}
-	}
-	for _, r := range f.resolved {
-		for _, w := range r.workers {
-			s := *w
-			// The index's own name for the same place wins, or overlaps would not match.
-			if want[s.ID] == nil && !places[s.place()] {
-				take(&s)
-			}
-		}
-	}
-	before := map[string]*state{}
-	for _, s := range f.workers {
-		before[s.place()] = s
-	}
-	for id, s := range want {
-		old := f.workers[id]
-		if old != nil && old.url.String() == s.url.String() {
-			old.Worker, old.source, old.ranks = s.Worker, s.source, s.ranks
-			want[id] = old // polls under way are for this one
-			continue
-		}
-		if old := before[s.place()]; old != nil { // known by another name, and known to be well
-			s.healthy, s.cause, s.since = old.healthy, old.cause, old.since
-			s.models, s.tried, s.polled = old.models, old.tried, old.polled
-		}
-		added = append(added, id)
-	}
-	for id := range f.workers {
-		if want[id] == nil {
-			gone = append(gone, id)
-		}
-	}
-	f.workers = want
-	f.publish()
-	return added, gone
-}
-
-// announce tells the log and the owner what reconcile returned.
-func (f *Fleet) announce(added, gone []string) {
-	for _, id := range added {
-		f.o.Logger.Info("worker discovered", "worker", id)
-	}
-	for _, id := range gone {
-		f.o.Logger.Info("worker left", "worker", id)
-		if f.o.Gone != nil {
-			f.o.Gone(id)
-		}
-	}
-}
-
-// publish makes a new snapshot; f.mu is held, or nobody knows f yet.
-func (f *Fleet) publish() {
-	next := make(chan struct{})
-	f.snap.Store(newSnapshot(f, next))
-	close(f.changed)
-	f.changed = next
 }

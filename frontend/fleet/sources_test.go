@@ -90,6 +90,13 @@ func (c *switchable) Streams(ctx context.Context, p kvcache.PoolID) ([]store.Str
 	return now.Streams(ctx, p)
 }
 
+func (c *switchable) Removed(ctx context.Context, id store.StreamID) (bool, error) {
+	c.mu.Lock()
+	now := c.now
+	c.mu.Unlock()
+	return now.Removed(ctx, id)
+}
+
 // names is a resolver.
 type names struct {
 	mu    sync.Mutex
@@ -240,10 +247,10 @@ func TestUnregisteredWorkerLeaves(t *testing.T) {
 		c := &switchable{now: listed(stream("w1", 0, "http://one"), stream("w2", 0, "http://two"), stream("w3", 0, "http://three"))}
 		var mu sync.Mutex
 		var gone []string
-		f, _ := running(t, Options{Catalog: c, Transport: m, Gone: func(id string) {
+		f, _ := running(t, Options{Catalog: c, Transport: m, Gone: func(k Key) {
 			mu.Lock()
 			defer mu.Unlock()
-			gone = append(gone, id)
+			gone = append(gone, k.String())
 		}})
 		wantNodes(t, f, true, "w1", "w2", "w3")
 		c.change(func() { c.now = listed(stream("w1", 0, "http://one")) })
@@ -318,11 +325,11 @@ func TestIndexNamesAnAddress(t *testing.T) {
 		m.mu.Lock()
 		m.hang = true // the new name must not need a poll
 		m.mu.Unlock()
-		for f.Snapshot().Has("10.0.0.1:80") {
+		for f.Snapshot().HasID("10.0.0.1:80") {
 			<-f.Snapshot().Changed()
 		}
 		node := f.Snapshot().Nodes()[1]
-		if node.ID != "w1" || !node.Healthy || node.Source != SourceIndex || !slices.Equal(node.Ranks, []int{0, 1}) {
+		if node.ID != "w1" || node.State != Healthy || node.Source != SourceIndex || !slices.Equal(node.Ranks, []int{0, 1}) {
 			t.Errorf("node %+v", node)
 		}
 		wantNodes(t, f, false, "10.0.0.2:80", "w1")
@@ -378,7 +385,7 @@ func TestSnapshotFile(t *testing.T) {
 		}
 		c.change(func() { c.hang, c.now = false, listed(stream("w1", 0, "http://one")) })
 		pass(time.Minute)
-		if n := f.Snapshot().Nodes()[0]; n.Source != SourceIndex || !n.Healthy || !slices.Equal(n.Ranks, []int{0}) {
+		if n := f.Snapshot().Nodes()[0]; n.Source != SourceIndex || n.State != Healthy || !slices.Equal(n.Ranks, []int{0}) {
 			t.Errorf("node %+v", n)
 		}
 	})
@@ -450,12 +457,12 @@ func TestSnapshotFileThatCannotBeWritten(t *testing.T) {
 func TestModelsAreNotUnknownBeforeAllAreAsked(t *testing.T) {
 	e := newEngine(t, llama)
 	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: e.URL}, {ID: "w2", URL: e.URL}}})
-	f.poll(t.Context(), "w1")
+	f.poll(t.Context(), KeyOf("", "w1"))
 	if f.Snapshot().Known() {
 		t.Error("the models count as known with one worker of two asked")
 	}
 	e.Close()
-	f.poll(t.Context(), "w2")
+	f.poll(t.Context(), KeyOf("", "w2"))
 	if !f.Snapshot().Known() {
 		t.Error("a worker that is down keeps the models unknown")
 	}

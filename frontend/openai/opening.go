@@ -71,6 +71,20 @@ func (r *Request) Opening(w io.Writer) Naming {
 	return ByMessages
 }
 
+// Beginning writes to w, which must not fail, how the request's first prompt begins: the same measure of it as
+// [Request.Opening], but of a conversation all messages, until it is full. False where there is no prompt.
+func (r *Request) Beginning(w io.Writer) bool {
+	o := &r.opening
+	if o.messages == nil {
+		return r.Opening(w) != Unnamed
+	}
+	if o.instructions != nil {
+		write(w, `"system"`, o.instructions)
+	}
+	_, _ = w.Write(o.messages[:Beginning(len(o.messages), openingBytes)])
+	return true
+}
+
 // TokenOpening is [Request.Opening] for a prompt of token ids.
 func TokenOpening(w io.Writer, ids []uint32) {
 	b := make([]byte, 0, openingBytes)

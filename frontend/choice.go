@@ -1,0 +1,372 @@
+package frontend
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/warmroute/warmroute/frontend/choose"
+	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/inflight"
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
+)
+
+// candidate is a worker rank that may take the request.
+type candidate struct {
+	kvcache.WorkerRank
+	node    *fleet.Node
+	overlap kvcache.Overlap
+	credit  float64 // blocks of the prompt that need no prefill there
+}
+
+func (c *candidate) place() inflight.Place {
+	return inflight.Place{Tenant: c.node.Tenant, WorkerRank: c.WorkerRank}
+}
+
+// candidates are the worker ranks of a target that may take the request: the live fleet first, what the
+// index knows of each second. A worker that only the index knows is never among them, nor one in excluded or one
+// whose breaker is open, unless the request is pinned to it.
+func (f *Frontend) candidates(t fleet.Target, p pin, k *knowledge, tiers choose.Tiers, excluded []string) []candidate {
+	nodes := make([]*fleet.Node, 0, len(t.Nodes))
+	for _, n := range t.Nodes {
+		if !slices.Contains(excluded, n.ID) && p.allows(n) {
+			nodes = append(nodes, n)
+		}
+	}
+	var barred map[fleet.Key]bool
+	if p.worker == "" {
+		barred = f.breakers.Barred(keysOf(nodes))
+	}
+	out := make([]candidate, 0, len(nodes))
+	for _, n := range nodes {
+		if barred[n.Key()] {
+			continue
+		}
+		for _, rank := range n.Ranks {
+			if p.rank >= 0 && p.rank != rank {
+				continue
+			}
+			c := candidate{node: n, WorkerRank: kvcache.WorkerRank{Worker: n.ID, Rank: rank}}
+			c.overlap = k.scores.Scores[c.WorkerRank]
+			c.credit = tiers.Credit(c.overlap)
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func keysOf(nodes []*fleet.Node) []fleet.Key {
+	keys := make([]fleet.Key, len(nodes))
+	for i, n := range nodes {
+		keys[i] = n.Key()
+	}
+	return keys
+}
+
+// nobody says why there are no candidates. The snapshot tells a pinned worker that is away from one
+// that is not there.
+func nobody(s *fleet.Snapshot, tenant string, p pin) error {
+	if p.worker != "" {
+		n := s.Node(fleet.KeyOf(tenant, p.worker))
+		switch {
+		case n == nil:
+			return refuse(http.StatusBadRequest, "worker_not_found", "the pinned worker does not exist")
+		case p.rank >= 0 && !slices.Contains(n.Ranks, p.rank):
+			return refuse(http.StatusBadRequest, "rank_not_found", "the pinned worker has no rank "+strconv.Itoa(p.rank))
+		}
+		return errNoWorkers
+	}
+	has := func(n *fleet.Node) bool { return n.Tenant == tenant && slices.Contains(n.Ranks, p.rank) }
+	if p.rank >= 0 && s.Known() && !slices.ContainsFunc(s.Nodes(), has) {
+		return refuse(http.StatusBadRequest, "rank_not_found", "no worker has a rank "+strconv.Itoa(p.rank))
+	}
+	return errNoWorkers
+}
+
+// want is a request that needs a place.
+type want struct {
+	pool   kvcache.PoolID
+	k      *knowledge
+	policy string
+
+	weights choose.Weights
+	session string
+	// tokens are those of the prompt, or the estimate; blocks are those that the request occupies until it ends.
+	tokens, blocks int
+	// conversation and prefix name the request for the policies that hash. They are called where the name matters.
+	conversation, prefix func() conversation
+
+	// id names the reservation; "" means that the load is not counted anywhere.
+	id    string
+	lease time.Duration
+	// local: the loads in Redis are not to be asked.
+	local bool
+}
+
+// placed is where a request goes.
+type placed struct {
+	list   []candidate // those that were compared
+	index  int
+	policy string
+	reason string
+	loads  []choose.Load // of list, before this request
+	shared bool          // loads are those of all frontends
+	held   bool          // reserved in Redis
+	costed bool          // the cost decided
+}
+
+func (p *placed) chosen() *candidate { return &p.list[p.index] }
+
+func (w *want) request() choose.Request {
+	return choose.Request{BlockSize: w.k.blockSize, Tokens: w.tokens}
+}
+
+// adds is the load that the request is at a candidate.
+func (w *want) adds(c *candidate) choose.Load {
+	return choose.Load{Requests: 1, PrefillTokens: w.request().Prefill(c.credit), DecodeBlocks: w.blocks}
+}
+
+// place chooses one of the candidates, of which there is at least one. Where the policy goes by load, one call to Redis
+// chooses by the loads that all frontends share and reserves; without an answer in time, this frontend's own loads
+// decide. take counts the request there in the same step; it may be nil.
+func (f *Frontend) place(ctx context.Context, w *want, list []candidate, take func(list []candidate, places []inflight.Place, pick func([]choose.Load) int)) (placed, error) {
+	p := placed{list: list, policy: w.policy, reason: reasonPolicy}
+	weights := w.weights
+	var pick blind
+	switch w.policy {
+	case PolicyKV:
+		p.costed = true
+	case PolicyPowerOfTwo:
+		p.list = twoOf(list)
+		fallthrough
+	case PolicyLeastLoaded:
+		weights, p.costed = choose.LeastRequests, true
+	default:
+		if pick, p.reason = f.blind(w); pick == nil { // nothing names the request
+			p.policy, weights, p.costed = PolicyLeastLoaded, choose.LeastRequests, true
+		}
+	}
+	if p.costed && !w.local && f.askLoads(ctx, w, &p, weights) {
+		if p.index < 0 {
+			return p, f.busy()
+		}
+		w.explain(&p)
+		return p, nil
+	}
+	choice := func(loads []choose.Load) int {
+		p.loads = loads
+		if p.costed {
+			p.index = choose.Choose(f.localAsk(w, weights), withLoads(p.list, loads)).Index
+		} else {
+			p.index = f.pickBlind(&p, pick)
+		}
+		return p.index
+	}
+	places := make([]inflight.Place, len(p.list))
+	for i := range p.list {
+		places[i] = p.list[i].place()
+	}
+	if take != nil {
+		take(p.list, places, choice)
+	} else {
+		choice(f.inFlight.Loads(places))
+	}
+	if p.index < 0 {
+		return p, f.busy()
+	}
+	w.explain(&p)
+	return p, nil
+}
+
+// explain says why a choice by cost is what it is.
+func (w *want) explain(p *placed) {
+	if p.policy != PolicyKV || p.reason != reasonPolicy {
+		return
+	}
+	p.reason = reasonLoad
+	if p.chosen().overlap.Any > 0 {
+		p.reason = reasonOverlap
+	}
+}
+
+func (f *Frontend) localAsk(w *want, weights choose.Weights) choose.Ask {
+	return choose.Ask{Request: w.request(), Weights: weights, Busy: choose.Load(f.o.Busy), Home: -1, Random: rand.Float64()}
+}
+
+func withLoads(list []candidate, loads []choose.Load) []choose.Candidate {
+	out := make([]choose.Candidate, len(list))
+	for i := range list {
+		out[i] = choose.Candidate{Load: loads[i], Credit: list[i].credit}
+	}
+	return out
+}
+
+// ask is the question for the loads in Redis.
+func (f *Frontend) ask(w *want, list []candidate, weights choose.Weights) store.Ask {
+	a := store.Ask{
+		ID: w.id, Lease: w.lease, BlockSize: w.k.blockSize, PromptTokens: w.tokens, DecodeBlocks: w.blocks,
+		Weights: store.Weights(weights), Busy: store.Load(f.o.Busy), Candidates: make([]store.Candidate, len(list)),
+	}
+	for i := range list {
+		a.Candidates[i] = store.Candidate{WorkerRank: list[i].WorkerRank, Credit: list[i].credit}
+	}
+	if w.session != "" && f.o.SessionTTL > 0 {
+		a.Session, a.SessionTTL, a.SessionSlack = w.session, f.o.SessionTTL, f.o.SessionSlack
+	}
+	return a
+}
+
+// askLoads chooses by the loads that all frontends share; false where that cannot be had within what is left of the
+// lookup budget.
+func (f *Frontend) askLoads(ctx context.Context, w *want, p *placed, weights choose.Weights) bool {
+	if len(p.list) > store.MaxCandidates {
+		return false
+	}
+	a := f.ask(w, p.list, weights)
+	type answer struct {
+		choice store.Choice
+		err    error
+	}
+	got, ok := inTime(f, ctx, w.k, func(ctx context.Context) (r answer) {
+		r.choice, r.err = f.o.Index.Select(ctx, w.pool, a)
+		return r
+	})
+	if !ok || got.err != nil {
+		if ctx.Err() == nil { // else the client left
+			f.metrics.loadFallbacks.WithLabelValues(fallbackReasonOf(ok, got.err)).Inc()
+		}
+		return false
+	}
+	c := got.choice
+	p.shared, p.held = true, c.Held
+	p.index = -1
+	p.loads = make([]choose.Load, len(c.Loads))
+	for i, l := range c.Loads {
+		p.loads[i] = choose.Load(l)
+	}
+	if !c.AllBusy {
+		p.index = c.Index
+		if c.Session {
+			p.reason = reasonSession
+		}
+	}
+	return true
+}
+
+func fallbackReasonOf(inTime bool, err error) string {
+	if !inTime {
+		return store.ReasonTimeout
+	}
+	return closedReason(store.Reason(err))
+}
+
+// inTime runs a call to the index within what is left of the request's lookup budget, and takes its time off that. It ends
+// on time even where the index does not; then, and where the call panics, ok is false.
+func inTime[T any](f *Frontend, ctx context.Context, k *knowledge, call func(context.Context) T) (answer T, ok bool) {
+	if k.spent >= f.o.LookupBudget {
+		return answer, false
+	}
+	start := time.Now()
+	defer func() { k.spent += time.Since(start) }()
+	// The index keeps the same budget by itself and knows better why it is late, so it gets a little longer.
+	ctx, cancel := context.WithTimeoutCause(ctx, f.o.LookupBudget-k.spent+budgetSlack, errBudget)
+	defer cancel()
+	answers := make(chan T, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				f.o.Logger.Error("panic in a call to the index", "panic", p, "stack", string(debug.Stack()))
+				close(answers)
+			}
+		}()
+		answers <- call(ctx)
+	}()
+	select {
+	case answer, ok = <-answers:
+		return answer, ok
+	case <-ctx.Done():
+		return answer, false
+	}
+}
+
+// busy refuses a request because every candidate is at its threshold.
+func (f *Frontend) busy() error {
+	return &apiError{
+		status: f.o.BusyStatus, kind: "server_error", code: "overloaded", message: "all workers that serve this model are busy; try again", retryAfter: 1,
+	}
+}
+
+// choose picks a worker for one attempt, counts the request there, and begins to care for its reservation.
+func (f *Frontend) choose(ctx context.Context, x *exchange) error {
+	s := f.fleet.Snapshot()
+	target, err := f.resolve(s, x.tenant, x.parsed.Model)
+	if err != nil {
+		return err
+	}
+	excluded := x.tried
+	for {
+		list := f.candidates(target, x.pin, &x.knowledge, f.o.Tiers, excluded)
+		if len(list) == 0 {
+			return nobody(s, x.tenant, x.pin)
+		}
+		w := f.wantOf(x, target.Pool)
+		p, err := f.place(ctx, &w, list, func(list []candidate, places []inflight.Place, pick func([]choose.Load) int) {
+			_, x.lease = f.inFlight.Take(places, pick, func(i int) choose.Load { return w.adds(&list[i]) })
+		})
+		if err != nil {
+			return err
+		}
+		x.chosen = p.chosen()
+		if x.explain {
+			x.explanation = explain(&w, &p).header()
+		}
+		if p.shared {
+			x.lease = f.inFlight.Add(x.chosen.place(), w.adds(x.chosen))
+		}
+		if f.keeper != nil && !w.local {
+			x.reserved = f.keeper.Take(target.Pool, f.ask(&w, []candidate{*x.chosen}, choose.Weights{}), p.held)
+		}
+		if !f.breakers.Begin(x.chosen.node.Key()) { // another request has begun the one trial in between
+			x.giveBack()
+			if excluded = append(slices.Clone(excluded), x.chosen.Worker); len(f.candidates(target, x.pin, &x.knowledge, f.o.Tiers, excluded)) > 0 {
+				continue
+			}
+			return errNoWorkers
+		}
+		pool := target.Pool.String()
+		f.selected(pool, &p, x.pin)
+		f.metrics.workerRequests.WithLabelValues(x.chosen.Worker).Inc()
+		if o := x.chosen.overlap.Any; x.blocks > 0 && x.overlapKnown(o) {
+			f.metrics.overlapRatio.WithLabelValues(pool).Observe(float64(min(o, x.blocks)) / float64(x.blocks))
+		}
+		return nil
+	}
+}
+
+// wantOf is what a proxied request wants.
+func (f *Frontend) wantOf(x *exchange, pool kvcache.PoolID) want {
+	w := want{
+		pool: pool, k: &x.knowledge, policy: f.policy(&x.knowledge), weights: f.o.Weights, session: x.session,
+		tokens: x.tokens, conversation: x.conversation, prefix: x.prefix,
+		id: f.nextID(), lease: f.o.LoadLease, local: f.o.Index == nil || x.bypass || x.state == kvcache.Degraded,
+	}
+	if w.tokens == 0 {
+		w.tokens = x.guess * x.blockSize
+	}
+	w.blocks = (w.tokens + x.blockSize - 1) / x.blockSize
+	return w
+}
+
+// selected counts a choice.
+func (f *Frontend) selected(pool string, placed *placed, p pin) {
+	reason := placed.reason
+	if !p.any() {
+		reason = reasonPinned
+	}
+	f.metrics.selected.WithLabelValues(pool, placed.policy, reason).Inc()
+}

@@ -1,0 +1,73 @@
+package frontend
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"github.com/warmroute/warmroute/frontend/fleet"
+)
+
+// workerGone drops what is kept of a worker that left the fleet.
+func (f *Frontend) workerGone(k fleet.Key) {
+	f.breakers.Forget(k)
+	if f.fleet.Snapshot().HasID(k.ID) { // another tenant's
+		return
+	}
+	f.inFlight.Forget(k.ID)
+	f.tokenizer.forget(k.ID)
+	f.metrics.workerRequests.DeleteLabelValues(k.ID)
+}
+
+func (f *Frontend) breakerChanged(k fleet.Key, open bool) {
+	if open {
+		f.o.Logger.Warn("worker fails its requests, it gets no more for a while", "worker", k.String())
+	} else {
+		f.o.Logger.Info("worker serves requests again", "worker", k.String())
+	}
+}
+
+// workersIn counts the workers in a state of warmroute_workers.
+func (f *Frontend) workersIn(state string) int {
+	s := f.fleet.Snapshot()
+	switch state {
+	case workersUnhealthy:
+		return s.Count(fleet.Unhealthy)
+	case workersDraining:
+		return s.Count(fleet.Draining)
+	}
+	n := 0
+	for _, w := range s.Nodes() {
+		if w.State == fleet.Healthy && f.breakers.Open(w.Key()) == (state == workersOpen) {
+			n++
+		}
+	}
+	return n
+}
+
+// newInstance is a name that no other frontend has.
+func newInstance() string {
+	var b [6]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// nextID names a reservation.
+func (f *Frontend) nextID() string {
+	return f.instance + "-" + strconv.FormatUint(f.requests.Add(1), 36)
+}
+
+// warnOfExposure tells an operator that anybody who reaches the port may use the workers.
+func (f *Frontend) warnOfExposure() {
+	if f.o.Token != "" {
+		return
+	}
+	host, _, err := net.SplitHostPort(f.Addr())
+	ip, err2 := netip.ParseAddr(host)
+	if err == nil && err2 == nil && !ip.IsLoopback() {
+		f.o.Logger.Warn("the frontend can be reached from other machines and asks for no token: anybody there may use the workers",
+			"listen", f.Addr(), "set", "--token")
+	}
+}
