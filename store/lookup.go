@@ -120,7 +120,7 @@ func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fie
 		err = a.readSizes(ctx, s.read, sh.keys)
 	}
 	if err == nil && a.slots.version == "" {
-		p.forget() // no index there: if it comes back, it may have another configuration
+		p.doubt() // no index there: if it comes back, it may have another configuration
 	}
 	if err != nil {
 		// The deadline is our own, so it counts; a caller that has gone in the meantime does not excuse Redis.
@@ -208,6 +208,7 @@ func (sh *shard) lookup(ctx context.Context, c redis.UniversalClient, fields []s
 	a := shardAnswer{depths: p.finish(), slots: sh.slots.Load()}
 	if version == "" {
 		a.slots = noSlots
+		sh.slots.Store(noSlots)
 	} else if a.slots.version != version {
 		var err error
 		if a.slots, err = readSlots(ctx, c, sh.keys); err != nil {

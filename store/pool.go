@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -24,8 +25,11 @@ type pool struct {
 	id    kvcache.PoolID
 	link  *link // while the configuration is unknown
 
+	config  atomic.Pointer[knownPool]
+	doubted atomic.Bool // it may be another one by now
+
 	mu     sync.Mutex
-	config atomic.Pointer[knownPool]
+	shards []*shard // all that this process ever knew: a shard has one link, whatever becomes of the configuration
 }
 
 type knownPool struct {
@@ -97,10 +101,10 @@ func (p *pool) known() []*shard {
 	return nil
 }
 
-// load reads the configuration unless it is known. nil, nil means that the pool does not exist.
+// load reads the configuration unless it is known for sure. nil, nil means that the pool does not exist.
 // The error is not classified yet.
 func (p *pool) load(ctx context.Context, c redis.UniversalClient) (*knownPool, error) {
-	if k := p.config.Load(); k != nil {
+	if k := p.sure(); k != nil {
 		return k, nil
 	}
 	v, err := c.HMGet(ctx, configKey(p.id), "block_size", "shards").Result()
@@ -108,6 +112,9 @@ func (p *pool) load(ctx context.Context, c redis.UniversalClient) (*knownPool, e
 		return nil, fmt.Errorf("read pool configuration: %w", err)
 	}
 	if v[0] == nil && v[1] == nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.config.Store(nil)
 		return nil, nil
 	}
 	size, _ := v[0].(string)
@@ -125,31 +132,42 @@ func (p *pool) learn(blockSize, shards string) (*knownPool, error) {
 	p = p.store.keep(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.doubted.Store(false)
 	if k := p.config.Load(); k != nil && k.BlockSize == size && k.Shards == n {
 		return k, nil
 	}
 	k := &knownPool{PoolConfig: PoolConfig{BlockSize: size, Shards: n}}
-	for i := range n {
-		sh := &shard{keys: newShardKeys(p.id, i), name: p.id.String() + "#" + strconv.Itoa(i)}
-		sh.slots.Store(noSlots)
-		if sh.gate = p.store.gate; sh.gate == nil { // a cluster: each node has connections of its own
-			sh.gate = make(gate, p.store.opts.PoolSize)
-		}
-		sh.link = newLink(p.store, sh.name, func(ctx context.Context) error {
-			return sh.probe(ctx, p.store.read)
-		})
-		k.shards = append(k.shards, sh)
+	for i := len(p.shards); i < n; i++ {
+		p.shards = append(p.shards, p.newShard(i))
 	}
+	k.shards = slices.Clone(p.shards[:n])
 	p.config.Store(k)
 	return k, nil
 }
 
-// forget drops the configuration: Redis may have come back as another one.
-func (p *pool) forget() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.config.Store(nil)
+func (p *pool) newShard(i int) *shard {
+	sh := &shard{keys: newShardKeys(p.id, i), name: p.id.String() + "#" + strconv.Itoa(i)}
+	sh.slots.Store(noSlots)
+	if sh.gate = p.store.gate; sh.gate == nil { // a cluster: each node has connections of its own
+		sh.gate = make(gate, p.store.opts.PoolSize)
+	}
+	sh.link = newLink(p.store, sh.name, func(ctx context.Context) error {
+		return sh.probe(ctx, p.store.read)
+	})
+	return sh
 }
+
+// sure is the configuration, nil where it has to be read.
+func (p *pool) sure() *knownPool {
+	if p.doubted.Load() {
+		return nil
+	}
+	return p.config.Load()
+}
+
+// doubt has the configuration read again: Redis may have come back as another one. Where it cannot be read, the known
+// one goes on to count.
+func (p *pool) doubt() { p.doubted.Store(true) }
 
 // Pools lists the pools that anybody ever registered a worker in.
 func (s *Store) Pools(ctx context.Context) ([]kvcache.PoolID, error) {
@@ -182,19 +200,28 @@ func (s *Store) PoolConfig(ctx context.Context, id kvcache.PoolID) (c PoolConfig
 	return k.PoolConfig, true, nil
 }
 
-// find is load on the way of a request: through the link, and classified.
+// find is load on the way of a request: through the link, and classified. A shard that is away takes no other one with
+// it: where the configuration cannot be read, the one that was known counts.
 func (p *pool) find(caller, bounded context.Context) (*knownPool, error) {
-	if k := p.config.Load(); k != nil {
+	if k := p.sure(); k != nil {
 		return k, nil
 	}
-	if err := p.link.check(); err != nil {
-		return nil, err
+	known := p.config.Load()
+	err := p.link.check()
+	if err == nil {
+		if p.link == p.store.strangers {
+			p.store.stranger.Store(p)
+		}
+		var k *knownPool
+		k, err = p.load(bounded, p.store.read)
+		if err = p.link.report(caller, classify(context.WithoutCancel(caller), err)); err == nil {
+			return k, nil
+		}
 	}
-	if p.link == p.store.strangers {
-		p.store.stranger.Store(p)
+	if known != nil {
+		return known, nil
 	}
-	k, err := p.load(bounded, p.store.read)
-	return k, p.link.report(caller, classify(context.WithoutCancel(caller), err))
+	return nil, err
 }
 
 // place finds or makes a worker's shard.
