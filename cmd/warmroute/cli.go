@@ -47,6 +47,7 @@ type cli struct {
 	Check    checkCmd    `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
 	Decode   decodeCmd   `cmd:"" help:"Say what a captured event payload means."`
 	Bench    benchCmd    `cmd:"" help:"Measure the index on a Redis server."`
+	Replay   replayCmd   `cmd:"" help:"Replay a trace: what is each policy worth?"`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
@@ -157,6 +158,7 @@ func newParser(c *cli, std *stdio) (*kong.Kong, error) {
 		kong.NoDefaultHelp(),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, NoAppDescFormat: true}),
 		kong.DefaultEnvars(envPrefix),
+		kong.Vars(replayDefaults()),
 		kong.WithBeforeResolve(loadConfigFile),
 	)
 }

@@ -20,7 +20,8 @@ func Plot(w io.Writer, results []*Result) error {
 	}
 	var b strings.Builder
 	total := 2*(height+gap) + top + 22*len(results)
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %[2]d" font-family="sans-serif" font-size="12">`+"\n", width+left+30, total)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n",
+		width+left+30, total)
 	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
 	for i, panel := range []struct {
 		title    string
@@ -38,8 +39,8 @@ func Plot(w io.Writer, results []*Result) error {
 		fmt.Fprintf(&b, `<text x="%d" y="%d" font-size="14">%s</text>`+"\n", left, y0-12, panel.title)
 		for k := range 6 {
 			v := panel.low + (panel.top-panel.low)*float64(k)/5
-			fmt.Fprintf(&b, `<line x1="%d" x2="%d" y1="%.1f" y2="%[3].1f" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%.2f</text>`+"\n",
-				left, left+width, y(v), left-8, y(v)+4, v)
+			fmt.Fprintf(&b, `<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#ddd"/>`+"\n", left, left+width, y(v), y(v))
+			fmt.Fprintf(&b, `<text x="%d" y="%.1f" text-anchor="end">%.2f</text>`+"\n", left-8, y(v)+4, v)
 		}
 		for k := range 7 {
 			x := left + width*k/6
@@ -50,13 +51,15 @@ func Plot(w io.Writer, results []*Result) error {
 			for _, x := range r.Windows {
 				points = append(points, fmt.Sprintf("%.1f,%.1f", left+x.Start/end*width, y(panel.value(x))))
 			}
-			fmt.Fprintf(&b, `<polyline fill="none" stroke="%s" stroke-width="1.6" points="%s"/>`+"\n", color(n, len(results)), strings.Join(points, " "))
+			fmt.Fprintf(&b, `<polyline fill="none" stroke="%s" stroke-width="1.6" points="%s"/>`+"\n",
+				color(n, len(results)), strings.Join(points, " "))
 		}
 	}
 	for n, r := range results {
 		y := 2*(height+gap) + top + 22*n
-		fmt.Fprintf(&b, `<rect x="%d" y="%d" width="18" height="4" fill="%s"/><text x="%d" y="%d">%s: hit ratio %.3f, busiest %.2f, TTFT mean %.2f s</text>`+"\n",
-			left, y-6, color(n, len(results)), left+26, y, html.EscapeString(r.Name()), r.HitRatio, r.Busiest, r.TTFT.Mean)
+		fmt.Fprintf(&b, `<rect x="%d" y="%d" width="18" height="4" fill="%s"/>`+"\n", left, y-6, color(n, len(results)))
+		fmt.Fprintf(&b, `<text x="%d" y="%d">%s: hit ratio %.3f, busiest %.2f, TTFT mean %.2f s</text>`+"\n",
+			left+26, y, html.EscapeString(r.Name()), r.HitRatio, r.Busiest, r.TTFT.Mean)
 	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())
