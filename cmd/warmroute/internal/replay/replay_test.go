@@ -104,10 +104,10 @@ func TestFrontendsThatShare(t *testing.T) {
 func TestRedisGivesTheSame(t *testing.T) {
 	storetest.Require(t, redisproc.Program, "apt-get install redis-server")
 	trace := conversations(t)[:250]
-	for _, policy := range []string{KV, LeastLoaded, ConversationHash} {
+	for _, policy := range []string{KV, LongestPrefix, LeastLoaded, ConversationHash} {
 		for _, own := range []bool{false, true} {
 			o := options(trace, policy)
-			o.Predict, o.Frontends, o.OwnViews = false, 3, own
+			o.Predict, o.Frontends, o.OwnViews = policy != KV || own, 3, own
 			if policy == KV {
 				o.Weights.Temperature, o.Weights.Request = 0.1, 0.5
 			}

@@ -35,9 +35,9 @@ type placement struct {
 type memory struct {
 	caches []*lru   // those of the workers: an index that is never late
 	views  []ledger // of each frontend, or one of all
-	// expected counts, for each worker, the requests with a block that are on their way and not computed: what the
-	// index calls predicted. nil = the index knows nothing of them.
-	expected []map[uint64]int
+	// expected are, for each worker, the blocks that are on their way there and not computed: what the index
+	// calls predicted. nil = the index knows nothing of them.
+	expected []map[uint64]bool
 }
 
 // ledger is what one view has placed.
@@ -48,7 +48,6 @@ type ledger struct {
 
 type lease struct {
 	worker int
-	blocks []uint64
 	load   choose.Load
 }
 
@@ -56,9 +55,9 @@ type lease struct {
 func newMemory(caches []*lru, views int, predict bool) *memory {
 	m := &memory{caches: caches, views: make([]ledger, views)}
 	if predict {
-		m.expected = make([]map[uint64]int, len(caches))
+		m.expected = make([]map[uint64]bool, len(caches))
 		for i := range m.expected {
-			m.expected[i] = map[uint64]int{}
+			m.expected[i] = map[uint64]bool{}
 		}
 	}
 	for i := range m.views {
@@ -71,7 +70,7 @@ func (m *memory) overlaps(_ context.Context, _ int, blocks []uint64) ([]int, err
 	out := make([]int, len(m.caches))
 	for i, c := range m.caches {
 		for _, b := range blocks {
-			if c.blocks[b] == nil && (m.expected == nil || m.expected[i][b] == 0) {
+			if c.blocks[b] == nil && (m.expected == nil || !m.expected[i][b]) {
 				break
 			}
 			out[i]++
@@ -95,10 +94,16 @@ func (m *memory) place(_ context.Context, frontend int, p placement) (int, error
 	}
 	c := choose.Choose(p.ask, candidates)
 	w := p.among[c.Index]
-	l := lease{w, p.request.whole(), choose.Load{Requests: 1, PrefillTokens: p.ask.Prefill(candidates[c.Index].Credit), DecodeBlocks: len(p.request.Blocks)}}
+	l := lease{w, choose.Load{Requests: 1, PrefillTokens: p.ask.Prefill(candidates[c.Index].Credit), DecodeBlocks: len(p.request.Blocks)}}
 	v.add(l, 1)
 	v.leases[p.id] = l
-	m.expect(l, 1)
+	if m.expected != nil {
+		for _, b := range p.request.whole() {
+			if m.caches[w].blocks[b] == nil {
+				m.expected[w][b] = true
+			}
+		}
+	}
 	return w, nil
 }
 
@@ -117,21 +122,7 @@ func (m *memory) prefilled(_ context.Context, frontend int, id string) error {
 	v.loads[l.worker].PrefillTokens -= l.load.PrefillTokens
 	l.load.PrefillTokens = 0
 	v.leases[id] = l
-	m.expect(l, -1)
 	return nil
-}
-
-// expect adds a request's blocks to those that are on their way, or takes them off.
-func (m *memory) expect(l lease, n int) {
-	if m.expected == nil {
-		return
-	}
-	at := m.expected[l.worker]
-	for _, b := range l.blocks {
-		if at[b] += n; at[b] == 0 {
-			delete(at, b)
-		}
-	}
 }
 
 func (m *memory) finished(_ context.Context, frontend int, id string) error {
@@ -141,7 +132,14 @@ func (m *memory) finished(_ context.Context, frontend int, id string) error {
 	return nil
 }
 
-func (m *memory) changed(context.Context, int, []uint64, []uint64) error { return nil }
+func (m *memory) changed(_ context.Context, worker int, added, _ []uint64) error {
+	if m.expected != nil {
+		for _, b := range added {
+			delete(m.expected[worker], b)
+		}
+	}
+	return nil
+}
 
 // names are the workers of a fleet.
 func names(n int) []kvcache.WorkerRank {

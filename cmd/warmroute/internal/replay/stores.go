@@ -2,7 +2,6 @@ package replay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -30,6 +29,7 @@ type stores struct {
 	streams   []store.Stream
 	seq       []int64
 	names     []kvcache.WorkerRank
+	predict   bool
 	closers   []func()
 }
 
@@ -39,10 +39,7 @@ var replayPool = kvcache.PoolID{Tenant: kvcache.DefaultTenant, Model: "replay"}
 const leaseLength = store.MaxLease
 
 func openStores(ctx context.Context, o Options, names []kvcache.WorkerRank) (_ *stores, err error) {
-	if o.Predict {
-		return nil, errors.New("the state in Redis has no predictions: leave them out")
-	}
-	s := &stores{names: names, seq: make([]int64, len(names))}
+	s := &stores{names: names, predict: o.Predict, seq: make([]int64, len(names))}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -107,12 +104,16 @@ func (s *stores) close() {
 // hashOf spreads the small ids of a trace over all bits, as hashes are.
 func hashOf(id uint64) uint64 { return (id + 1) * 0x9E3779B97F4A7C15 }
 
-func (s *stores) overlaps(ctx context.Context, frontend int, blocks []uint64) ([]int, error) {
+func hashesOf(blocks []uint64) []kvcache.BlockHash {
 	hashes := make([]kvcache.BlockHash, len(blocks))
 	for i, b := range blocks {
 		hashes[i] = kvcache.BlockHash(hashOf(b))
 	}
-	scores, _, err := s.frontends[frontend].Lookup(ctx, replayPool, hashes, store.LookupOptions{})
+	return hashes
+}
+
+func (s *stores) overlaps(ctx context.Context, frontend int, blocks []uint64) ([]int, error) {
+	scores, _, err := s.frontends[frontend].Lookup(ctx, replayPool, hashesOf(blocks), store.LookupOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +152,15 @@ func (s *stores) place(ctx context.Context, frontend int, p placement) (int, err
 	if err != nil {
 		return 0, err
 	}
-	return p.among[c.Index], nil
+	w := p.among[c.Index]
+	if s.predict && p.credits != nil {
+		o, err := s.frontends[frontend].Predict(ctx, replayPool, s.names[w], hashesOf(p.request.whole()), store.PredictOptions{TTL: leaseLength})
+		if err == nil && o != store.Applied {
+			err = fmt.Errorf("predict at %v: %v", s.names[w], o)
+		}
+		return w, err
+	}
+	return w, nil
 }
 
 func (s *stores) prefilled(ctx context.Context, frontend int, id string) error {
