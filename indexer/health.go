@@ -29,15 +29,19 @@ const (
 // healthCheck asks a worker how it is. The error says why it is not well.
 type healthCheck func(ctx context.Context, base string) (health, error)
 
-// newHealthCheck asks GET /health. An engine that answers anything but a server error is alive.
-func newHealthCheck() healthCheck {
-	client := &http.Client{
+// newWorkerClient makes the client for questions to workers.
+func newWorkerClient() *http.Client {
+	return &http.Client{
 		Transport: &http.Transport{
 			Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 1,
 			IdleConnTimeout: 4 * time.Second, // engines close idle connections after 5 s
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
+}
+
+// newHealthCheck asks GET /health. An engine that answers anything but a server error is alive.
+func newHealthCheck(client *http.Client) healthCheck {
 	return func(ctx context.Context, base string) (health, error) {
 		ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 		defer cancel()
@@ -105,6 +109,9 @@ func (ix *Indexer) checkOnce(ctx context.Context) {
 			}
 			for _, s := range streams {
 				s.checked(h, err)
+			}
+			if h == healthOK {
+				ix.checkWork(ctx, base, streams)
 			}
 		})
 	}

@@ -21,6 +21,7 @@ type Indexer struct {
 	metrics     *metrics
 	timing      timing
 	health      healthCheck
+	work        workCheck
 	suspicion   atomic.Int32  // a [suspicion]
 	replaySlots chan struct{} // one token per replay in progress
 	initial     []publisher
@@ -43,8 +44,9 @@ func New(o Options) (*Indexer, error) {
 	if err != nil {
 		return nil, err
 	}
+	client := newWorkerClient()
 	ix := &Indexer{
-		opts: o, metrics: newMetrics(o.Registerer), timing: defaultTiming, health: newHealthCheck(), initial: initial,
+		opts: o, metrics: newMetrics(o.Registerer), timing: defaultTiming, health: newHealthCheck(client), work: newWorkCheck(client), initial: initial,
 		replaySlots: make(chan struct{}, o.Replays), streams: map[store.StreamID]*stream{},
 	}
 	if err := newStreamMetrics(o.Registerer, ix.all); err != nil {

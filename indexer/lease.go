@@ -140,7 +140,12 @@ func (s *stream) lapse(ctx context.Context, now time.Time, certain bool) error {
 	case lapsed < holdFactor*s.ix.opts.LeaseGrace && suspicion(s.ix.suspicion.Load()).covers(certain):
 		s.setLease(leaseHeld)
 		return nil
-	case st.Seq == -1: // nothing was ever applied
+	}
+	if alive, _ := s.alive(time.Now()); alive { // since the caller looked, which may be what ended the suspicion
+		s.lease.since = time.Time{}
+		return nil
+	}
+	if st.Seq == -1 { // nothing was ever applied
 		s.expire(st)
 		return nil
 	}

@@ -183,10 +183,18 @@ warmroute_kv_leases{state="held"} 3
 	wantClean(t, st, testPool)
 }
 
+// mortal is a stream that a test feeds by hand and that gives no sign of life.
+func mortal(t *testing.T, st Store) *stream {
+	t.Helper()
+	s := offline(t, st, 4)
+	s.followed = time.Time{}
+	return s
+}
+
 // One indexer that sees the worker alive is enough, whatever its clock says.
 func TestAnyIndexerRenews(t *testing.T) {
 	st := newStore(t)
-	s := offline(t, st, 4)
+	s := mortal(t, st)
 	s.say(t, 0, payload(stored(nil, 1)))
 	now := time.Now()
 	lapse := func() {
@@ -222,8 +230,7 @@ func TestAnyIndexerRenews(t *testing.T) {
 // What one indexer has ended the others take for that, not for a Redis that lost data: else they would replay the dead.
 func TestExpiryByAnotherIndexer(t *testing.T) {
 	st := newStore(t)
-	a, b := offline(t, st, 4), offline(t, st, 4)
-	a.followed, b.followed = time.Time{}, time.Time{}
+	a, b := mortal(t, st), mortal(t, st)
 	a.say(t, 0, payload(stored(nil, 1)))
 	b.say(t, 0, payload(stored(nil, 1)))
 	now := time.Now()
@@ -257,7 +264,7 @@ func (u *unreachable) Stream(ctx context.Context, id store.StreamID) (store.Stre
 // While Redis is away nobody can renew a lease, so that time does not count.
 func TestRedisAwayExpiresNothing(t *testing.T) {
 	st := &unreachable{Store: newStore(t)}
-	s := offline(t, st, 4)
+	s := mortal(t, st)
 	s.say(t, 0, payload(stored(nil, 1)))
 	now := time.Now()
 	lapse := func(after time.Duration) {
@@ -295,7 +302,7 @@ func TestLongDeadWorkerIsForgotten(t *testing.T) {
 	for _, configured := range []bool{false, true} {
 		t.Run(fmt.Sprint(configured), func(t *testing.T) {
 			st := newStore(t)
-			s := offline(t, st, 4)
+			s := mortal(t, st)
 			s.configured = configured
 			s.say(t, 0, payload(stored(nil, 1)))
 			now := time.Now()
@@ -321,7 +328,7 @@ func TestLongDeadWorkerIsForgotten(t *testing.T) {
 // Held leases end after all when the silence lasts: an index without news for that long is a guess.
 func TestHoldEnds(t *testing.T) {
 	st := newStore(t)
-	s := offline(t, st, 4)
+	s := mortal(t, st)
 	s.say(t, 0, payload(stored(nil, 1)))
 	s.ix.suspicion.Store(int32(suspectAll))
 	now := time.Now()
@@ -406,7 +413,7 @@ func TestSignsOfLife(t *testing.T) {
 }
 
 func TestHealthCheck(t *testing.T) {
-	check := newHealthCheck()
+	check := newHealthCheck(newWorkerClient())
 	status := http.StatusOK
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/base/health" {

@@ -45,6 +45,7 @@ type stream struct {
 	status Status
 	signs  signs
 	clears siblingClear
+	worked int    // looks in a row at which it had filled blocks and published nothing
 	in     *inbox // of the present attempt; nil before the first
 
 	// The rest is the worker's alone.
@@ -99,8 +100,9 @@ type Status struct {
 	Gaps       int       `json:"gaps"`
 	Resets     int       `json:"resets"`
 	LastEvent  time.Time `json:"last_event,omitzero"`
-	Lease      string    `json:"lease"`           // alive, failing, held or expired
-	Error      string    `json:"error,omitempty"` // why it is not connected or not registered
+	Silent     bool      `json:"silent,omitempty"` // it serves requests and has never published
+	Lease      string    `json:"lease"`            // alive, failing, held or expired
+	Error      string    `json:"error,omitempty"`  // why it is not connected or not registered
 }
 
 func newStream(ix *Indexer, p publisher) *stream {

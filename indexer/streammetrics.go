@@ -15,8 +15,8 @@ const (
 
 // streamMetrics shows the streams as they are when Prometheus asks; a worker that leaves takes its series along.
 type streamMetrics struct {
-	all                                  func() []*stream
-	streams, leases, buffered, lastEvent *prometheus.Desc
+	all                                          func() []*stream
+	streams, leases, buffered, lastEvent, silent *prometheus.Desc
 }
 
 func newStreamMetrics(reg prometheus.Registerer, all func() []*stream) error {
@@ -32,6 +32,9 @@ func newStreamMetrics(reg prometheus.Registerer, all func() []*stream) error {
 		lastEvent: prometheus.NewDesc("warmroute_kv_stream_last_event_timestamp_seconds",
 			"When the stream's last message came, in seconds since 1970; where none has come yet, since when it is followed.",
 			[]string{"pool", "worker", "rank"}, nil),
+		silent: prometheus.NewDesc("warmroute_worker_silent",
+			"1 where a worker serves requests, by its own metrics, and has never published a KV event.",
+			[]string{"pool", "worker", "rank"}, nil),
 	}
 	return reg.Register(m)
 }
@@ -42,6 +45,7 @@ func (m *streamMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.leases
 	ch <- m.buffered
 	ch <- m.lastEvent
+	ch <- m.silent
 }
 
 // Collect reads the state of every stream.
@@ -68,7 +72,13 @@ func (m *streamMetrics) Collect(ch chan<- prometheus.Metric) {
 		if last.IsZero() {
 			last = s.followed
 		}
-		gauge(m.lastEvent, float64(last.UnixMilli())/1000, s.id.Pool.String(), v.Worker, strconv.Itoa(v.Rank))
+		labels := []string{s.id.Pool.String(), v.Worker, strconv.Itoa(v.Rank)}
+		gauge(m.lastEvent, float64(last.UnixMilli())/1000, labels...)
+		silent := 0.0
+		if v.Silent {
+			silent = 1
+		}
+		gauge(m.silent, silent, labels...)
 	}
 	for state, n := range states {
 		gauge(m.streams, float64(n), state)

@@ -301,3 +301,29 @@ func TestIndexerRestartLeavesNoDecisionBlind(t *testing.T) {
 		t.Errorf("%d of %d decisions were blind", blind, decisions)
 	}
 }
+
+// A worker whose events go nowhere is reported by name soon after it has served.
+func TestWorkerThatNeverPublishesIsReported(t *testing.T) {
+	redis := startRedis(t)
+	e, good := startEngine(t, "mute"), startEngine(t, "good")
+	e.events, e.replay = "tcp://127.0.0.1:"+freePort(t), e.events // somebody else's port
+	ix, url := startIndexer(t, redis.url(), workers(e, good)...)
+	for _, e := range []*engine{e, good} {
+		if resp := postJSON(t, e.base+"/v1/completions", map[string]any{"model": model, "prompt": longPrompt("x").Content, "max_tokens": 1}, nil); resp.StatusCode != http.StatusOK {
+			t.Fatal(resp.Status)
+		}
+	}
+	ix.awaitLine("has never published a KV event", `"worker":"mute/0"`)
+	var v struct {
+		Workers []struct {
+			Worker string
+			Silent bool
+		}
+	}
+	getJSON(t, url+"/workers", &v)
+	for _, w := range v.Workers {
+		if w.Silent != (w.Worker == "mute") {
+			t.Errorf("%+v", w)
+		}
+	}
+}
