@@ -50,6 +50,7 @@ func (ix *Indexer) postRegister(c *gin.Context) {
 		Rank           int    `json:"dp_rank"`
 		Salt           string `json:"additionalsalt"`
 		Topic          string `json:"topic"` // ours: the subscription prefix
+		Mode           string `json:"mode"`  // ours: count or set
 	}
 	if !body(c, &req) {
 		return
@@ -62,10 +63,10 @@ func (ix *Indexer) postRegister(c *gin.Context) {
 		id: store.StreamID{Pool: pool, WorkerRank: kvcache.WorkerRank{Worker: string(req.Instance), Rank: req.Rank}},
 		reg: store.Registration{
 			BlockSize: req.BlockSize, URL: req.URL, Endpoint: req.Endpoint, ReplayEndpoint: req.ReplayEndpoint,
-			Engine: req.Type, Topic: req.Topic, LoRA: req.LoRA, Salt: req.Salt,
+			Engine: req.Type, Topic: req.Topic, LoRA: req.LoRA, Salt: req.Salt, Set: req.Mode == ModeSet,
 		},
 	}
-	if err := errors.Join(p.check(), checkURL(req.URL)); err != nil {
+	if err := errors.Join(p.check(), checkURL(req.URL), checkMode(req.Mode)); err != nil {
 		fail(c, http.StatusBadRequest, "invalid", err.Error())
 		return
 	}

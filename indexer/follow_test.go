@@ -9,6 +9,7 @@ import (
 	"github.com/warmroute/warmroute/indexer/wire"
 	"github.com/warmroute/warmroute/indexer/zmtp/zmtptest"
 	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store/storetest"
 )
 
 // worker is a configured worker that follows a libzmq publisher.
@@ -254,4 +255,33 @@ func TestClearedScope(t *testing.T) {
 			wantClean(t, st, testPool)
 		})
 	}
+}
+
+// An engine in set mode reports what it holds more than once; one removal removes it, whichever indexer follows it.
+func TestSetMode(t *testing.T) {
+	_, url := storetest.Miniredis(t)
+	st := openStore(t, url)
+	set, count := zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"}), zmtptest.Start(t, zmtptest.Config{XPUB: true, Router: "*"})
+	ix := newIndexer(t, Options{Store: openStore(t, url), Workers: []Worker{worker("count", count)}})
+	stop := start(t, ix)
+	if code, v := request(t, ix, "POST", "/register", fmt.Sprintf(
+		`{"instance_id":"set","model_name":"m","endpoint":%q,"replay_endpoint":%q,"block_size":4,"mode":"set"}`, set.Endpoint, set.ReplayEndpoint)); code != 201 {
+		t.Fatalf("register: %d %v", code, v)
+	}
+	for _, e := range []*zmtptest.Engine{set, count} {
+		e.Subscribed()
+		e.Asked()
+		e.Publish("", 0, payload(stored(nil, 1, 2), stored(nil, 1, 2)))
+		e.Publish("", 1, payload(removed(1)))
+	}
+	wantHeld(t, st, testPool, slices.Concat(gpu("set/0", 2), gpu("count/0", 1, 2))...)
+	stop()
+	start(t, newIndexer(t, Options{Store: openStore(t, url)})) // it finds the mode in the index
+	for _, e := range []*zmtptest.Engine{set, count} {
+		e.Subscribed()
+		e.Publish("", 2, payload(stored(nil, 3), stored(nil, 3)))
+		e.Publish("", 3, payload(removed(3)))
+	}
+	wantHeld(t, st, testPool, slices.Concat(gpu("set/0", 2), gpu("count/0", 1, 2, 3))...)
+	wantClean(t, st, testPool)
 }

@@ -36,7 +36,18 @@ type Worker struct {
 	Topic string
 	// LoRA and Salt are the adapter and the cache salt of blocks whose events name none. Default: none.
 	LoRA, Salt string
+	// Mode is [ModeCount] or [ModeSet]. Default [ModeCount].
+	Mode string
 }
+
+// The ways to treat a block that an engine stores again.
+const (
+	// ModeCount: each removal takes one copy away. Right for engines that report physical copies, as vLLM and SGLang do.
+	ModeCount = "count"
+	// ModeSet: one removal removes the block. For engines that report again what they hold, as vLLM does for requests with
+	// kv_cache_report_mode "full", or that lose removals.
+	ModeSet = "set"
+)
 
 // ClearedScope says what an engine's "all blocks cleared" clears.
 type ClearedScope string
@@ -160,7 +171,7 @@ func (o Options) checkListen() error {
 	if loopback := host == "localhost" || ip != nil && ip.IsLoopback(); loopback || o.Token != "" || o.AllowInsecure {
 		return nil
 	}
-	return fmt.Errorf("indexer: %q can be reached from other machines: set a token, listen on loopback, or allow insecure access explicitly", o.Listen)
+	return fmt.Errorf("indexer: %q can be reached from other machines: set a token (--admin-token), listen on loopback (--admin-listen), or allow it all the same (--admin-insecure)", o.Listen)
 }
 
 // maxBlockSize is the most tokens that a block can have.
@@ -203,8 +214,11 @@ func (w Worker) publisher(rank int) (publisher, error) {
 			WorkerRank: kvcache.WorkerRank{Worker: w.ID, Rank: rank},
 		},
 		reg: store.Registration{
-			BlockSize: w.BlockSize, URL: w.URL, Engine: w.Engine, Topic: w.Topic, LoRA: w.LoRA, Salt: w.Salt,
+			BlockSize: w.BlockSize, URL: w.URL, Engine: w.Engine, Topic: w.Topic, LoRA: w.LoRA, Salt: w.Salt, Set: w.Mode == ModeSet,
 		},
+	}
+	if err := checkMode(w.Mode); err != nil {
+		return p, err
 	}
 	if err := checkURL(w.URL); err != nil {
 		return p, err
@@ -229,6 +243,14 @@ func poolID(tenant, model string) kvcache.PoolID {
 		tenant = kvcache.DefaultTenant
 	}
 	return kvcache.PoolID{Tenant: tenant, Model: model}
+}
+
+func checkMode(mode string) error {
+	switch mode {
+	case "", ModeCount, ModeSet:
+		return nil
+	}
+	return fmt.Errorf("mode %q: want %s or %s", mode, ModeCount, ModeSet)
 }
 
 // checkURL refuses a worker's URL that no frontend could use.

@@ -124,6 +124,7 @@ func (s *stream) begin() {
 	s.tr = newTranslator(s.publisher, s.ix.opts, s.ix.metrics)
 	s.cur, s.conn, s.st = newCursor(), nil, store.Stream{StreamID: s.id, Seq: -1}
 	s.claim = claim{seq: -1}
+	s.batch.Set = s.reg.Set
 	s.drop()
 	in := newInbox(s.ix.opts.BufferMessages, s.ix.opts.BufferBytes)
 	s.mu.Lock()

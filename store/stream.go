@@ -28,6 +28,7 @@ type Registration struct {
 	Topic          string // ZMQ subscription prefix
 	LoRA           string // adapter that all blocks belong to; "" where the events name it
 	Salt           string // salt of all blocks; "" where the events name it
+	Set            bool   // one removal removes a block, however often it was stored
 }
 
 // Stream is the state of one publisher as it is in Redis.
@@ -58,7 +59,7 @@ func (o Outcome) String() string {
 func (r Registration) fields() []any {
 	return []any{
 		"url", r.URL, "endpoint", r.Endpoint, "replay_endpoint", r.ReplayEndpoint,
-		"engine", r.Engine, "topic", r.Topic, "lora", r.LoRA, "salt", r.Salt,
+		"engine", r.Engine, "topic", r.Topic, "lora", r.LoRA, "salt", r.Salt, "set", strconv.FormatBool(r.Set),
 	}
 }
 
@@ -128,7 +129,7 @@ func (st *Stream) read(gen, seq, slot string) error {
 func (st *Stream) readHash(h map[string]string, blockSize int) error {
 	st.Registration = Registration{
 		BlockSize: blockSize, URL: h["url"], Endpoint: h["endpoint"], ReplayEndpoint: h["replay_endpoint"],
-		Engine: h["engine"], Topic: h["topic"], LoRA: h["lora"], Salt: h["salt"],
+		Engine: h["engine"], Topic: h["topic"], LoRA: h["lora"], Salt: h["salt"], Set: h["set"] == "true",
 	}
 	st.Updated = millis(h["updated_ms"])
 	return st.read(h["gen"], h["seq"], h["slot"])

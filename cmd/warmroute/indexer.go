@@ -42,7 +42,7 @@ func (o indexerOptions) options(workers workerList) indexer.Options {
 	for _, w := range workers {
 		i.Workers = append(i.Workers, indexer.Worker{
 			ID: w.ID, Model: w.Model, Tenant: w.Tenant, URL: w.URL, Endpoint: w.Events, ReplayEndpoint: w.Replay, Engine: w.Type,
-			Ranks: w.Ranks, BlockSize: w.BlockSize, Topic: w.Topic, LoRA: w.LoRA, Salt: w.Salt,
+			Ranks: w.Ranks, BlockSize: w.BlockSize, Topic: w.Topic, LoRA: w.LoRA, Salt: w.Salt, Mode: w.Mode,
 		})
 	}
 	return i

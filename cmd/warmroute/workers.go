@@ -9,12 +9,13 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/warmroute/warmroute/cmd/warmroute/internal/configfile"
+	"github.com/warmroute/warmroute/indexer"
 	"github.com/warmroute/warmroute/kvcache"
 )
 
 // workerOptions name the engines that are known from the start; others may register.
 type workerOptions struct {
-	Worker workerList `placeholder:"KEY=VALUE,…" sep:"none" help:"One engine; repeat for more. Keys: id, url, model, tenant, events, replay, block-size, ranks, type, topic, lora, salt. In the file: a list of mappings. In the variable: separated by white space."`
+	Worker workerList `placeholder:"KEY=VALUE,…" sep:"none" help:"One engine; repeat for more. Keys: id, url, model, tenant, events, replay, block-size, ranks, type, topic, lora, salt, mode. In the file: a list of mappings. In the variable: separated by white space."`
 }
 
 // workerSpec is one engine. The frontend needs the id and the url, the indexer the id, the
@@ -32,6 +33,7 @@ type workerSpec struct {
 	Topic     string // prefix of the topics to subscribe to; "" means all
 	LoRA      string // adapter that all of its blocks belong to
 	Salt      string // cache salt that all of its blocks belong to
+	Mode      string // count or set: whether a block stored twice takes two removals; "" means count
 }
 
 // workerFields sets each key of the text form.
@@ -62,6 +64,13 @@ var workerFields = []struct {
 	{"topic", setText(func(w *workerSpec) *string { return &w.Topic })},
 	{"lora", setText(func(w *workerSpec) *string { return &w.LoRA })},
 	{"salt", setText(func(w *workerSpec) *string { return &w.Salt })},
+	{"mode", func(w *workerSpec, v string) error {
+		if v != indexer.ModeCount && v != indexer.ModeSet {
+			return fmt.Errorf("%q: want %s or %s", v, indexer.ModeCount, indexer.ModeSet)
+		}
+		w.Mode = v
+		return nil
+	}},
 }
 
 func setText(field func(*workerSpec) *string) func(*workerSpec, string) error {

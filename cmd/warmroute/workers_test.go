@@ -54,6 +54,7 @@ func TestParseWorkerRefuses(t *testing.T) {
 	for spec, want := range map[string]string{
 		"url=http://h":            "id is missing",
 		"id=w0,rl=http://h":       `unknown key "rl" (did you mean "url"?)`,
+		"id=w0,mode=all":          "mode: \"all\": want count or set",
 		"id=w0,ranks=0":           "ranks: \"0\": want a whole number from 1",
 		"id=w0,block-size=x":      "block-size: \"x\": want a whole number from 1",
 		"id=w0,id=w1":             "id is given twice",
