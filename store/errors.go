@@ -91,8 +91,14 @@ func (f *failure) Unwrap() []error {
 	return []error{f.kind, f.err}
 }
 
-// overload is an error of this process's own making: it must not count against Redis.
-func overload(err error) error { return &failure{nil, ReasonPoolExhausted, err} }
+// overload is an error of this process's own making: it must not count against Redis, whatever it was taken for before.
+func overload(err error) error {
+	var f *failure
+	if errors.As(err, &f) {
+		err = f.err
+	}
+	return &failure{nil, ReasonPoolExhausted, err}
+}
 
 // replyClasses maps the first word of an error reply to what it means.
 var replyClasses = map[string]struct {

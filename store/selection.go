@@ -135,7 +135,7 @@ func (s *Store) Select(ctx context.Context, id kvcache.PoolID, a Ask) (Choice, e
 		return c, nil
 	}
 	err = classify(context.WithoutCancel(ctx), fmt.Errorf("select worker: %w", err))
-	if Reason(err) == ReasonTimeout && time.Until(end) <= 0 && budget-waited < s.opts.LookupBudget/2 {
+	if Reason(err) == ReasonTimeout && budget-waited < s.opts.LookupBudget/2 {
 		return Choice{}, overload(err) // Redis has had no time: the lookup before, or this process's own queue, has eaten it
 	}
 	return Choice{}, l.link.report(ctx, err)
@@ -192,7 +192,7 @@ func printable(s string, most int) bool {
 // args are those of select.lua.
 func (a *Ask) args(random float64) []any {
 	i := func(n int) string { return strconv.Itoa(n) }
-	f := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	f := func(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) } // miniredis reads no 1e+06
 	args := make([]any, 0, 17+2*len(a.Candidates))
 	args = append(args, a.ID, strconv.FormatInt(a.Lease.Milliseconds(), 10), i(a.PromptTokens), i(a.DecodeBlocks), i(a.BlockSize),
 		f(a.Weights.PrefillScale), f(a.Weights.Miss), f(a.Weights.Decode), f(a.Weights.Request), f(a.Weights.Temperature), f(random),

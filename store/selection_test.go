@@ -61,7 +61,7 @@ func did(t testing.TB, ok bool, err error) bool {
 func testLifeOfALease(t *testing.T, url string) {
 	s := open(t, url)
 	c := selects(t, s, asking("r1", 2, 8, 0))
-	if c.WorkerRank != rank("b", 0) || c.Index != 1 || !c.Held || c.Session || c.AllBusy || c.Cost != choose.Default.Miss*2 {
+	if c.WorkerRank != rank("b", 0) || c.Index != 1 || !c.Held || c.Session || c.AllBusy || c.Cost != choose.Default.PrefillScale*choose.Default.Miss*2 {
 		t.Fatalf("the first choice is %+v", c)
 	}
 	loads(t, s, loadMap{rank("b", 0): {1, 32, 10}})
@@ -158,7 +158,7 @@ func testSession(t *testing.T, url string) {
 	s := open(t, url)
 	ask := func(id string, credits ...float64) store.Ask {
 		a := asking(id, credits...)
-		a.Session, a.SessionTTL, a.SessionSlack = "the \x00 name's of a client's making {x}", time.Hour, 100
+		a.Session, a.SessionTTL, a.SessionSlack = "the \x00 name's of a client's making {x}", time.Hour, 1000
 		a.Weights.Decode = 0
 		return a
 	}

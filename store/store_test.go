@@ -59,6 +59,8 @@ func conform(t *testing.T, url string) {
 		{"Session", testSession},
 		{"InvalidAsks", testInvalidAsks},
 		{"RandomLeases", testRandomLeases},
+		{"ScriptFlushedLeases", testScriptFlushedLeases},
+		{"DamagedLoads", testDamagedLoads},
 		{"RandomHistories/1 shard", func(t *testing.T, url string) { testRandomHistory(t, url, 1) }},
 		{"RandomHistories/4 shards", func(t *testing.T, url string) { testRandomHistory(t, url, 4) }},
 		{"RandomHistories/16 shards", func(t *testing.T, url string) { testRandomHistory(t, url, 16) }},

@@ -106,7 +106,7 @@ func (s server) choose(a Ask, cs []Candidate) (index int, atHome, allBusy bool, 
 	ctx := s.t.Context()
 	s.Del(ctx, "{p}load", "{p}session")
 	keys := []string{"{p}load", "{p}leases", "{p}deadlines"}
-	f := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	f := func(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }
 	i := strconv.Itoa
 	args := []any{
 		"", "0", i(a.Tokens), "0", i(a.BlockSize), f(a.Weights.PrefillScale), f(a.Weights.Miss), f(a.Weights.Decode), f(a.Weights.Request),
