@@ -13,6 +13,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/warmroute/warmroute/frontend/api"
 	"github.com/warmroute/warmroute/frontend/openai"
 	"github.com/warmroute/warmroute/kvcache"
 )
@@ -40,6 +41,7 @@ func (f *Frontend) routes() http.Handler {
 	r.GET("/health", func(c *gin.Context) { c.JSON(http.StatusOK, gin.H{"status": "ok"}) })
 	r.GET("/ready", f.ready)
 	r.GET("/metrics", gin.WrapH(promhttp.HandlerFor(f.o.Gatherer, promhttp.HandlerOpts{})))
+	r.GET("/openapi.yaml", func(c *gin.Context) { c.Data(http.StatusOK, "application/yaml", api.OpenAPI) })
 
 	g := r.Group("/", f.authorize)
 	g.POST("/v1/chat/completions", f.proxy(openai.Chat))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/warmroute/warmroute/indexer/api"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -49,6 +50,7 @@ func (ix *Indexer) handler() http.Handler {
 	r.GET("/health", func(c *gin.Context) { c.JSON(http.StatusOK, gin.H{"status": "ok"}) })
 	r.GET("/ready", ix.getReady)
 	r.GET("/metrics", gin.WrapH(promhttp.HandlerFor(ix.opts.Gatherer, promhttp.HandlerOpts{})))
+	r.GET("/openapi.yaml", func(c *gin.Context) { c.Data(http.StatusOK, "application/yaml", api.OpenAPI) })
 	return r
 }
 
@@ -118,7 +120,7 @@ func (ix *Indexer) authorize(c *gin.Context) {
 	scheme, token, _ := strings.Cut(c.GetHeader("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare([]byte(token), []byte(ix.opts.Token)) != 1 {
 		c.Header("WWW-Authenticate", "Bearer")
-		fail(c, http.StatusUnauthorized, "unauthorized", "this request needs Authorization: Bearer with the indexer's --admin-token")
+		fail(c, http.StatusUnauthorized, "unauthorized", "this request needs Authorization: Bearer with the indexer's token")
 	}
 }
 
