@@ -120,7 +120,7 @@ func (ix *Indexer) authorize(c *gin.Context) {
 	scheme, token, _ := strings.Cut(c.GetHeader("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare([]byte(token), []byte(ix.opts.Token)) != 1 {
 		c.Header("WWW-Authenticate", "Bearer")
-		fail(c, http.StatusUnauthorized, "unauthorized", "this request needs Authorization: Bearer with the indexer's token")
+		fail(c, http.StatusUnauthorized, "unauthorized", "this request needs Authorization: Bearer with the indexer's --admin-token")
 	}
 }
 
