@@ -267,7 +267,7 @@ func TestPanicIsAnswered(t *testing.T) {
 }
 
 func TestBodyReaderLetsGo(t *testing.T) {
-	b := &bodyReader{[]byte("abc")}
+	b := &bodyReader{[][]byte{[]byte("a"), {}, []byte("bc")}}
 	got, err := io.ReadAll(b)
 	if err != nil || !bytes.Equal(got, []byte("abc")) || b.rest != nil {
 		t.Errorf("%q, %v, rest %v", got, err, b.rest)

@@ -341,7 +341,12 @@ func (f *Frontend) choose(ctx context.Context, x *exchange) error {
 		pool := target.Pool.String()
 		f.selected(pool, &p, x.pin)
 		f.metrics.workerRequests.WithLabelValues(x.chosen.Worker).Inc()
-		if o := x.chosen.overlap.Any; x.blocks > 0 && x.overlapKnown(o) {
+		f.predict(x, target.Pool)
+		o := x.chosen.overlap.Disk // what engines have said
+		if f.eventsOff(target.Pool) {
+			o = x.chosen.overlap.Any
+		}
+		if x.blocks > 0 && x.overlapKnown(o) {
 			f.metrics.overlapRatio.WithLabelValues(pool).Observe(float64(min(o, x.blocks)) / float64(x.blocks))
 		}
 		return nil

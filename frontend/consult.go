@@ -79,7 +79,11 @@ func (f *Frontend) inquire(ctx context.Context, k *knowledge, q inquiry) {
 		k.state, k.reason = kvcache.Degraded, fallbackReason(ctx, err)
 		return
 	case !ok:
-		k.state = kvcache.Exact // nobody holds a block of a pool that does not exist
+		k.state = kvcache.Exact                     // nobody holds a block of a pool that does not exist
+		if q.tokens != nil && f.eventsOff(q.pool) { // the first prompt makes it
+			q.spec.BlockSize = k.blockSize
+			k.hashes = kvcache.HashTokens(q.spec, q.tokens)
+		}
 		return
 	}
 	k.found = true
@@ -94,6 +98,7 @@ func (f *Frontend) inquire(ctx context.Context, k *knowledge, q inquiry) {
 		q.spec.BlockSize = k.blockSize
 		hashes = kvcache.HashTokens(q.spec, q.tokens)
 	}
+	k.hashes = hashes
 	scores, state, err := f.o.Index.Lookup(ctx, q.pool, hashes, q.options)
 	if err != nil && state != kvcache.Partial {
 		k.state, k.reason = kvcache.Degraded, fallbackReason(ctx, err)

@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"bytes"
 	"errors"
 	"net/http"
 	"slices"
@@ -61,9 +62,10 @@ func (p pin) any() bool { return p.worker == "" && p.rank < 0 && p.allowed == ni
 // knowledge is what is known of a prompt when a worker is chosen.
 type knowledge struct {
 	blockSize int
-	found     bool // the index has the pool
-	tokens    int  // 0 where unknown
-	blocks    int  // full blocks of the tokens
+	found     bool                // the index has the pool
+	tokens    int                 // 0 where unknown
+	blocks    int                 // full blocks of the tokens
+	hashes    []kvcache.BlockHash // of those blocks, where the index was asked
 	scores    kvcache.OverlapScores
 	state     kvcache.IndexState
 	// reason is why there are no overlaps: of the closed list of index_fallbacks_total, or "" where they are
@@ -103,11 +105,12 @@ type exchange struct {
 	pin    pin
 	knowledge
 
-	session string // x-session-id
-	name    conversation
-	opening conversation
-	bypass  bool // x-kv-routing: off
-	explain bool // the answer says why
+	session   string // x-session-id
+	name      conversation
+	opening   conversation
+	bypass    bool // x-kv-routing: off
+	inference bool // the body is a request for an engine's model, not for its tokenizer
+	explain   bool // the answer says why
 
 	explanation string
 
@@ -215,20 +218,28 @@ func (f *Frontend) learn(c *gin.Context, x *exchange, e openai.Endpoint) error {
 			return nil
 		}
 	}
-	tokens, err := f.promptTokens(c, x, limit)
+	q := inquiry{pool: x.target.Pool, spec: kvcache.HashSpec{LoRA: x.target.LoRA, Salt: x.parsed.CacheSalt}}
+	var err error
+	q.tokens, err = f.promptTokens(c, x, limit)
 	switch {
 	case err == nil:
 	case c.Request.Context().Err() != nil:
 		return errClientGone
-	case errors.Is(err, errNoTokens):
+	case !errors.Is(err, errNoTokens):
+		return err
+	case f.eventsOff(q.pool):
+		var text bytes.Buffer
+		x.parsed.Text(&text)
+		if q.tokens = textTokens(text.Bytes(), limit); len(q.tokens) > 0 {
+			q.spec.Salt = textSalt + q.spec.Salt
+			break
+		}
+		fallthrough
+	default:
 		f.fellBack(&x.knowledge, reasonTokenize)
 		return nil
-	default:
-		return err
 	}
-	return f.consult(c.Request.Context(), &x.knowledge, inquiry{
-		pool: x.target.Pool, tokens: tokens, spec: kvcache.HashSpec{LoRA: x.target.LoRA, Salt: x.parsed.CacheSalt},
-	})
+	return f.consult(c.Request.Context(), &x.knowledge, q)
 }
 
 // promptTokens are given, or else asked of a worker; [errNoTokens] where there is no way.

@@ -14,13 +14,22 @@ type explanation struct {
 	Reason string             `json:"reason"` // of selected_total
 	State  kvcache.IndexState `json:"index_state"`
 	// Shared: the loads are those of all frontends, else this one's.
-	Shared    bool            `json:"shared_loads"`
-	BlockSize int             `json:"block_size"`
-	Tokens    int             `json:"prompt_tokens"`     // estimated where the tokens are unknown
-	Weights   *choose.Weights `json:"weights,omitempty"` // where a cost decided
+	Shared    bool     `json:"shared_loads"`
+	BlockSize int      `json:"block_size"`
+	Tokens    int      `json:"prompt_tokens"`     // estimated where the tokens are unknown
+	Weights   *weights `json:"weights,omitempty"` // where a cost decided
 	// Candidates are the worker ranks that were compared, the one chosen first and the others from the cheapest to the dearest.
 	Candidates []explained `json:"candidates"`
 	Omitted    int         `json:"omitted,omitempty"` // candidates for which there was no room
+}
+
+// weights are those of [choose.Weights].
+type weights struct {
+	PrefillScale float64 `json:"prefill_scale"`
+	Miss         float64 `json:"miss"`
+	Decode       float64 `json:"decode"`
+	Request      float64 `json:"request"`
+	Temperature  float64 `json:"temperature"`
 }
 
 type explained struct {
@@ -47,12 +56,12 @@ func explain(w *want, p *placed) *explanation {
 	}
 	var costs []float64
 	if p.costed {
-		weights := w.weights
+		used := w.weights
 		if p.policy != PolicyKV {
-			weights = choose.LeastRequests
+			used = choose.LeastRequests
 		}
-		e.Weights = &weights
-		costs = choose.Choose(choose.Ask{Request: w.request(), Weights: weights, Home: -1}, withLoads(p.list, p.loads)).Costs
+		e.Weights = (*weights)(&used)
+		costs = choose.Choose(choose.Ask{Request: w.request(), Weights: used, Home: -1}, withLoads(p.list, p.loads)).Costs
 	}
 	order := []int{p.index}
 	if costs != nil {

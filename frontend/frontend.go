@@ -31,8 +31,10 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/frontend/breaker"
+	"github.com/warmroute/warmroute/frontend/feedback"
 	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/frontend/inflight"
+	"github.com/warmroute/warmroute/frontend/predict"
 	"github.com/warmroute/warmroute/frontend/reserve"
 )
 
@@ -45,7 +47,9 @@ type Frontend struct {
 	metrics   *metrics
 	inFlight  *inflight.Counts
 	breakers  *breaker.Set[fleet.Key]
-	keeper    *reserve.Keeper // nil without an index
+	keeper    *reserve.Keeper   // nil without an index
+	recorder  *predict.Recorder // likewise
+	judge     *feedback.Judge
 	tokenizer *tokenizer
 	transport *http.Transport
 	reverse   *httputil.ReverseProxy
@@ -76,7 +80,9 @@ func New(o Options) (*Frontend, error) {
 	f.breakers = breaker.New(breaker.Options[fleet.Key]{Failures: o.BreakerFailures, Pause: o.BreakerPause, Changed: f.breakerChanged})
 	if o.Index != nil {
 		f.keeper = reserve.New(reserve.Options{Leases: o.Index, Lease: o.LoadLease, Registerer: o.Registerer})
+		f.recorder = predict.New(predict.Options{Index: o.Index, Registerer: o.Registerer})
 	}
+	f.judge = feedback.New(feedback.Options{Changed: f.judged, Registerer: o.Registerer})
 	f.instance = newInstance()
 	f.reverse = f.newProxy()
 	var err error
@@ -123,6 +129,7 @@ func (f *Frontend) Run(ctx context.Context) error {
 	background.Go(func() { f.fleet.Run(requests) })
 	if f.keeper != nil {
 		background.Go(func() { f.keeper.Run(requests) })
+		background.Go(func() { f.recorder.Run(requests) })
 	}
 	f.warnOfExposure()
 

@@ -17,6 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/openai"
+	"github.com/warmroute/warmroute/frontend/predict"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -118,9 +120,11 @@ type fakeIndex struct {
 	choose func(ctx context.Context, a store.Ask) (store.Choice, error)
 	shared map[kvcache.WorkerRank]store.Load
 
-	mu    sync.Mutex
-	told  []string // of reservations
-	asked [][]kvcache.BlockHash
+	mu   sync.Mutex
+	told []string // of reservations
+
+	predicted []predict.Route
+	asked     [][]kvcache.BlockHash
 }
 
 var llama = kvcache.PoolID{Tenant: "default", Model: "llama"}
@@ -207,6 +211,13 @@ func (x *fakeIndex) Release(_ context.Context, _ kvcache.PoolID, id string) (boo
 
 func (x *fakeIndex) Renew(context.Context, kvcache.PoolID, ...string) ([]string, error) {
 	return nil, nil
+}
+
+func (x *fakeIndex) Predict(_ context.Context, p kvcache.PoolID, w kvcache.WorkerRank, blocks []kvcache.BlockHash, o store.PredictOptions) (store.Outcome, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.predicted = append(x.predicted, predict.Route{Pool: p, At: w, Blocks: blocks, PredictOptions: o})
+	return store.Applied, nil
 }
 
 func (x *fakeIndex) Loads(context.Context, kvcache.PoolID) (map[kvcache.WorkerRank]store.Load, error) {
@@ -434,4 +445,36 @@ func (r *running) mustTarget() fleet.Target {
 		r.t.Fatal("no target llama")
 	}
 	return target
+}
+
+// recorded is how many prompts the index has taken as predictions.
+func (r *running) recorded() int {
+	m := r.o.Index.(*counted)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.recorded
+}
+
+// counted is an index that counts the predictions that it has taken.
+type counted struct {
+	*store.Store
+	mu       sync.Mutex
+	recorded int
+}
+
+func (c *counted) Predict(ctx context.Context, p kvcache.PoolID, w kvcache.WorkerRank, blocks []kvcache.BlockHash, o store.PredictOptions) (store.Outcome, error) {
+	out, err := c.Store.Predict(ctx, p, w, blocks, o)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.recorded++
+	return out, err
+}
+
+func mustParse(t testing.TB, body string) openai.Request {
+	t.Helper()
+	r, err := openai.Parse([]byte(body), openai.Chat, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
 }

@@ -21,6 +21,7 @@ type metrics struct {
 
 	workerRequests *prometheus.CounterVec
 	loadFallbacks  *prometheus.CounterVec
+	streamsAborted *prometheus.CounterVec
 }
 
 // The states of warmroute_workers.
@@ -77,6 +78,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		workerRequests: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_worker_requests_total", Help: "Requests sent to each worker of the fleet, retries included.",
 		}, []string{"worker"}),
+		streamsAborted: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_answers_aborted_total", Help: "Answers that broke off after they had begun, by the side that left: client or worker.",
+		}, []string{"side"}),
 		loadFallbacks: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_load_fallbacks_total", Help: "Choices by this frontend's own loads because those of all frontends could not be had, by reason.",
 		}, []string{"reason"}),

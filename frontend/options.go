@@ -15,6 +15,7 @@ import (
 
 	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/predict"
 	"github.com/warmroute/warmroute/frontend/reserve"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
@@ -46,10 +47,14 @@ type Loads interface {
 	Loads(ctx context.Context, pool kvcache.PoolID) (map[kvcache.WorkerRank]store.Load, error)
 }
 
+// Predictions record where prompts were routed.
+type Predictions = predict.Index
+
 // Index is all that a frontend needs of Redis. *store.Store is one.
 type Index interface {
 	Overlaps
 	Loads
+	Predictions
 	fleet.Catalog
 	Inspector
 }
@@ -97,6 +102,15 @@ type Options struct {
 	SessionTTL time.Duration
 	// SessionSlack is by how many blocks a session's worker rank may be dearer than the cheapest. Default 64; negative means none.
 	SessionSlack float64
+	// EventsOff names the models whose engines publish no KV events; "*" means all. For them the index holds what was routed
+	// where, for EventsOffTTL after its last use; where no token ids can be had, chunks of the prompt's text stand for
+	// its blocks. The first frontend to route a prompt makes the pool, with BlockSize.
+	EventsOff []string
+	// EventsOffTTL is how long engines without events are taken to keep a block. Default 120 s.
+	EventsOffTTL time.Duration
+	// PredictTTL is for how long a routed prompt counts as cached before the engine's own events confirm it, so that
+	// requests that begin alike and come at the same time meet. Default 5 s; negative means off.
+	PredictTTL time.Duration
 	// LoadLease is how long the load of this frontend's requests outlives it in Redis. Default 15 s.
 	LoadLease time.Duration
 	// ReservationLease is how long a reservation of POST /select_and_reserve lives after the last word about it. Default 5 min.
@@ -186,6 +200,8 @@ func (o *Options) complete() error {
 	orDefault(&o.BusyStatus, http.StatusServiceUnavailable)
 	orDefault(&o.SessionTTL, 10*time.Minute)
 	orDefault(&o.SessionSlack, 64)
+	orDefault(&o.EventsOffTTL, 120*time.Second)
+	orDefault(&o.PredictTTL, 5*time.Second)
 	orDefault(&o.LoadLease, 15*time.Second)
 	orDefault(&o.ReservationLease, 5*time.Minute)
 	orDefault(&o.BreakerPause, 5*time.Second)
@@ -245,7 +261,7 @@ func (o *Options) complete() error {
 		return errors.New("no workers are configured and there is no index to find them in")
 	}
 	for _, d := range []time.Duration{o.LookupBudget, o.BodyTimeout, o.ConnectTimeout, o.ResponseHeaderTimeout,
-		o.BreakerPause, o.ReservationLease, o.WorkerDNSInterval, o.IdleChunkTimeout, o.PollInterval, o.PollTimeout, o.TokenizeTimeout, o.DrainDelay, o.DrainLimit} {
+		o.BreakerPause, o.EventsOffTTL, o.ReservationLease, o.WorkerDNSInterval, o.IdleChunkTimeout, o.PollInterval, o.PollTimeout, o.TokenizeTimeout, o.DrainDelay, o.DrainLimit} {
 		if d < 0 {
 			return fmt.Errorf("a duration of %v is negative", d)
 		}

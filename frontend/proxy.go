@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -118,6 +119,7 @@ func (f *Frontend) prepare(c *gin.Context, x *exchange, e openai.Endpoint) (err 
 	if len(x.session) > maxSession {
 		return refuse(http.StatusBadRequest, "invalid_request", "x-session-id is longer than "+strconv.Itoa(maxSession)+" bytes")
 	}
+	x.inference = e != openai.Plain
 	x.explain = c.GetHeader(headerExplain) == "1"
 	if len(f.candidates(x.target, x.pin, &x.knowledge, f.o.Tiers, nil)) == 0 {
 		return nobody(s, x.tenant, x.pin)
@@ -154,7 +156,7 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 		worker := x.chosen.node.Key()
 		if err == nil {
 			f.breakers.Report(worker, outcomeOf(res.StatusCode))
-			a.stream(res, f.answerOf(req.Context(), x, pool))
+			a.stream(res, f.watch(req.Context(), x, res, pool))
 			x.body.drop()                                  // no further attempt can follow
 			x.body.bytes, x.parsed = nil, openai.Request{} // which shares memory with it
 			return res, nil
@@ -220,26 +222,6 @@ func outcomeOf(status int) breaker.Outcome {
 	return breaker.Success
 }
 
-// answerOf is what is to be done with a worker's answer on its way to the client.
-func (f *Frontend) answerOf(ctx context.Context, x *exchange, pool string) *answerBody {
-	worker := x.chosen.node.Key()
-	return &answerBody{
-		idle: f.o.IdleChunkTimeout,
-		first: func() {
-			f.metrics.ttfb.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
-			x.lease.Prefilled()
-			x.reserved.Prefilled()
-		},
-		chunk: func() { _ = x.response.SetWriteDeadline(time.Now().Add(f.o.IdleChunkTimeout)) },
-		broke: func(reason string, err error) {
-			if ctx.Err() == nil {
-				f.breakers.Report(worker, breaker.Failure)
-				f.workerFailed(x, reason, err)
-			}
-		},
-	}
-}
-
 // outgoing is the request for the worker chosen, with the client's body unchanged.
 func (x *exchange) outgoing(ctx context.Context, req *http.Request) *http.Request {
 	out := req.Clone(ctx)
@@ -247,26 +229,48 @@ func (x *exchange) outgoing(ctx context.Context, req *http.Request) *http.Reques
 	out.URL.Scheme, out.URL.Host = base.Scheme, base.Host
 	out.URL.Path, out.URL.RawPath = base.Path+x.path, ""
 	out.Host = "" // the worker's
-	out.ContentLength = int64(len(x.body.bytes))
-	out.GetBody = func() (io.ReadCloser, error) { return &bodyReader{x.body.bytes}, nil }
-	out.Body, _ = out.GetBody()
 	if len(x.chosen.node.Ranks) > 1 {
 		out.Header.Set(headerDataParallel, strconv.Itoa(x.chosen.Rank))
 	}
+	out.ContentLength = 0
+	for _, p := range x.parts() {
+		out.ContentLength += int64(len(p))
+	}
+	out.GetBody = func() (io.ReadCloser, error) { return &bodyReader{x.parts()}, nil } // keeps no body: x lets go of it
+	out.Body, _ = out.GetBody()
 	return out
 }
 
-// bodyReader reads a body and lets go of it at its end: the request that it belongs to lives
+// parts are the body as the worker gets it.
+func (x *exchange) parts() [][]byte {
+	if n := x.chosen.node; x.inference && len(n.Ranks) > 1 && strings.EqualFold(n.Engine, "SGLang") {
+		return withRank(x.body.bytes, x.chosen.Rank)
+	}
+	return [][]byte{x.body.bytes}
+}
+
+// withRank is a body with the member that tells SGLang the rank, as the last one, which counts. All other bytes stay, and
+// none is copied. The body is a JSON object with at least one member.
+func withRank(body []byte, rank int) [][]byte {
+	end := max(bytes.LastIndexByte(body, '}'), 0) // a body that was let go of has none
+	return [][]byte{body[:end], []byte(`,"data_parallel_rank":` + strconv.Itoa(rank)), body[end:]}
+}
+
+// bodyReader reads the parts of a body and lets go of each at its end: the request that they belong to lives
 // as long as the answer.
-type bodyReader struct{ rest []byte }
+type bodyReader struct{ rest [][]byte }
 
 func (b *bodyReader) Read(p []byte) (int, error) {
+	for len(b.rest) > 0 && len(b.rest[0]) == 0 {
+		b.rest[0] = nil
+		b.rest = b.rest[1:]
+	}
 	if len(b.rest) == 0 {
 		b.rest = nil
 		return 0, io.EOF
 	}
-	n := copy(p, b.rest)
-	b.rest = b.rest[n:]
+	n := copy(p, b.rest[0])
+	b.rest[0] = b.rest[0][n:]
 	return n, nil
 }
 

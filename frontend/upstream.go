@@ -88,8 +88,9 @@ type answerBody struct {
 	a     *attempt
 	idle  time.Duration
 	first func()                         // called before the first byte is handed on
-	chunk func()                         // called before every chunk
+	chunk func(p []byte)                 // called before every chunk is handed on
 	broke func(reason string, err error) // called once where the body breaks off
+	ended func()                         // called once where it ends well
 }
 
 func (b *answerBody) Read(p []byte) (int, error) {
@@ -101,7 +102,11 @@ func (b *answerBody) Read(p []byte) (int, error) {
 			b.first()
 			b.first = nil
 		}
-		b.chunk()
+		b.chunk(p[:n])
+	}
+	if err == io.EOF && b.ended != nil {
+		b.ended()
+		b.ended = nil
 	}
 	if err != nil && err != io.EOF && b.broke != nil {
 		if errors.Is(context.Cause(b.a.ctx), errIdleTimeout) {

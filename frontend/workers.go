@@ -18,6 +18,7 @@ func (f *Frontend) workerGone(k fleet.Key) {
 	}
 	f.inFlight.Forget(k.ID)
 	f.tokenizer.forget(k.ID)
+	f.judge.Forget(k.ID)
 	f.metrics.workerRequests.DeleteLabelValues(k.ID)
 }
 
@@ -26,6 +27,15 @@ func (f *Frontend) breakerChanged(k fleet.Key, open bool) {
 		f.o.Logger.Warn("worker fails its requests, it gets no more for a while", "worker", k.String())
 	} else {
 		f.o.Logger.Info("worker serves requests again", "worker", k.String())
+	}
+}
+
+func (f *Frontend) judged(worker string, disagrees bool, share float64) {
+	if disagrees {
+		f.o.Logger.Warn("a worker's answers say that its cache differs from the index", "worker", worker,
+			"cached_minus_predicted", share, "hint", "less: entries that are stale; more: events that are lost")
+	} else {
+		f.o.Logger.Info("a worker's answers agree with the index again", "worker", worker)
 	}
 }
 

@@ -85,6 +85,21 @@ func (r *Request) Beginning(w io.Writer) bool {
 	return true
 }
 
+// Text writes to w, which must not fail, the text of the request's first prompt as it stands in the body: what begins alike in
+// two requests begins alike here. Nothing is written where the prompt is not text.
+func (r *Request) Text(w io.Writer) {
+	o := &r.opening
+	if o.text == nil && o.messages == nil {
+		return
+	}
+	_, _ = w.Write(o.instructions)
+	for _, part := range [][]byte{o.text, o.messages} {
+		if len(part) > 1 {
+			_, _ = w.Write(part[:len(part)-1]) // a conversation that goes on has something else in place of the last byte
+		}
+	}
+}
+
 // TokenOpening is [Request.Opening] for a prompt of token ids.
 func TokenOpening(w io.Writer, ids []uint32) {
 	b := make([]byte, 0, openingBytes)
