@@ -2,6 +2,7 @@ package indexer
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/warmroute/warmroute/indexer/wire"
@@ -168,6 +169,7 @@ func (s *stream) consume(ctx context.Context, m message) error {
 	if err := s.lookUp(ctx, s.tr.needs(&b)); err != nil {
 		return err
 	}
+	s.checkSize(&b)
 	reset := s.tr.message(&b)
 	if b.TSValid && !s.refilling { // what is replayed is old, not late
 		s.pending.ts, s.pending.when = b.TS, time.Now()
@@ -192,6 +194,26 @@ func (s *stream) learnSize(ctx context.Context, b *wire.Batch) error {
 		return nil
 	}
 	return s.register(ctx)
+}
+
+// checkSize complains once about an engine whose blocks have another size than the pool's: nothing of it can ever be found.
+func (s *stream) checkSize(b *wire.Batch) {
+	if s.sized {
+		return
+	}
+	size := s.tr.blockSize(b)
+	if size == 0 {
+		return
+	}
+	s.sized = true
+	if size == s.tr.size {
+		return
+	}
+	s.log.Error("the engine's blocks have another size than the pool's, nothing of it is indexed: register it with its own size, in a pool of its own",
+		"engine_tokens", size, "pool_tokens", s.tr.size)
+	s.update(func(v *Status) {
+		v.Error = fmt.Sprintf("the engine's blocks have %d tokens, the pool's %d", size, s.tr.size)
+	})
 }
 
 // lookUp asks the index for engine hashes that are not remembered.

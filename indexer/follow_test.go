@@ -3,6 +3,7 @@ package indexer
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -284,4 +285,42 @@ func TestSetMode(t *testing.T) {
 	}
 	wantHeld(t, st, testPool, slices.Concat(gpu("set/0", 2), gpu("count/0", 1, 2, 3))...)
 	wantClean(t, st, testPool)
+}
+
+// The engine restarts, nobody can replay, and its next number follows on the old ones by chance. That its port was closed in between
+// tells.
+func TestHiddenRestartWithoutReplay(t *testing.T) {
+	st := newStore(t)
+	e := zmtptest.Start(t, zmtptest.Config{XPUB: true})
+	ix := newIndexer(t, Options{Store: st, Workers: []Worker{worker("w", e)}})
+	start(t, ix)
+	e.Subscribed()
+	e.Publish("kv", 0, payload(stored(nil, 1)))
+	wantHeld(t, st, testPool, gpu("w/0", 1)...)
+	e.Kill()
+	eventually(t, func() string {
+		if s := ix.all()[0]; !strings.Contains(s.snapshot().Error, "refused") {
+			return "nobody has tried to connect yet"
+		}
+		return ""
+	})
+	again := zmtptest.Start(t, zmtptest.Config{XPUB: true, Pub: e.Endpoint})
+	again.Subscribed()
+	again.Publish("kv", 1, payload(stored(nil, 2)))
+	wantHeld(t, st, testPool, gpu("w/0", 2)...)
+	if n := counter(ix.metrics.resets, resetRestart); n != 1 {
+		t.Errorf("%d restarts", n)
+	}
+}
+
+// An engine whose blocks have another size than the pool's is told so by name.
+func TestBlockSizeOfEventsDiffers(t *testing.T) {
+	st := newStore(t)
+	s := offline(t, st, 16)
+	s.say(t, 0, payload(removed(9)))
+	s.say(t, 1, payload(stored(nil, 1))) // of 4 tokens
+	if v := s.snapshot(); !strings.Contains(v.Error, "4 tokens") || !strings.Contains(v.Error, "16") {
+		t.Errorf("error %q", v.Error)
+	}
+	wantHeld(t, st, testPool)
 }

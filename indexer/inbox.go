@@ -12,6 +12,8 @@ type connection struct {
 	// on this connection is newer. known is false where Redis did not answer.
 	base  int64
 	known bool
+	// reborn: the engine's host has refused connections since the last one, so another process listens now.
+	reborn bool
 }
 
 // arrival is one message of the live socket; without frames, the news that it is connected.

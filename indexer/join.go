@@ -16,9 +16,12 @@ func (s *stream) join(ctx context.Context, c *connection) error {
 		newest = s.st.Seq
 	}
 	s.cur.connected(newest)
-	s.lease = lease{}
+	s.lease, s.sized = lease{}, false
 	s.noReplayBefore = time.Time{} // the replay that failed may have been another process's
 	if !s.canReplay() {
+		if c.reborn && s.cur.done >= 0 { // its numbers may follow on the old ones by chance
+			return s.restarted(ctx, s.cur.done)
+		}
 		return nil // the first live message tells
 	}
 	wait := time.NewTimer(time.Until(c.since.Add(s.ix.timing.joinDelay)))

@@ -3,6 +3,7 @@ package indexer
 import (
 	"context"
 	"errors"
+	"syscall"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -42,12 +43,14 @@ func next(b *backoff.ExponentialBackOff) time.Duration {
 // source keeps a live connection to the publisher and puts what it says into the inbox.
 func (s *stream) source(ctx context.Context, in *inbox) error {
 	b := newBackoff(s.ix.timing.redial, 10*time.Second)
+	refused := false
 	for {
-		up, err := s.connect(ctx, in)
+		up, err := s.connect(ctx, in, refused)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		s.disconnected(err)
+		refused = up == 0 && refused || errors.Is(err, syscall.ECONNREFUSED)
 		if up > stableAfter {
 			b.Reset()
 		}
@@ -58,8 +61,8 @@ func (s *stream) source(ctx context.Context, in *inbox) error {
 }
 
 // connect is one connection from its dial to its end.
-func (s *stream) connect(ctx context.Context, in *inbox) (up time.Duration, err error) {
-	c := &connection{base: -1}
+func (s *stream) connect(ctx context.Context, in *inbox, refused bool) (up time.Duration, err error) {
+	c := &connection{base: -1, reborn: refused}
 	// Before the dial: what arrives afterwards is newer than what is in Redis now, unless the engine has restarted.
 	if st, ok, err := s.ix.opts.Store.Stream(ctx, s.id); err == nil {
 		c.known = true

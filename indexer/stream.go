@@ -61,6 +61,7 @@ type stream struct {
 	refilling      bool    // consuming a replay
 	retrying       bool    // Redis did not answer the last time
 	misranked      bool    // said once
+	sized          bool    // the engine's block size was compared with the pool's
 	lastClear      float64 // the engine's time of this rank's own last clear; 0 = none
 	owed           bool    // a nudge was taken for a try
 	known          bool    // it was registered, here or elsewhere, before
