@@ -10,7 +10,7 @@ import (
 
 // allowed is what scripts may call: commands that Redis 6.2 and miniredis both have.
 var allowed = map[string]bool{
-	"HMGET": true, "HGET": true, "HSET": true, "HDEL": true, "HLEN": true, "HVALS": true, "HINCRBY": true,
+	"HMGET": true, "HGET": true, "HSET": true, "HDEL": true, "HLEN": true, "HGETALL": true, "HVALS": true, "HINCRBY": true,
 	"ZADD": true, "ZREM": true, "ZSCORE": true, "ZMSCORE": true, "ZRANGE": true, "ZRANGEBYSCORE": true, "ZREMRANGEBYRANK": true, "ZCARD": true, "ZCOUNT": true,
 	"GET": true, "SET": true, "DEL": true, "UNLINK": true, "EXISTS": true, "RENAME": true, "TIME": true, "PEXPIRE": true,
 }

@@ -42,13 +42,17 @@ if not (lease_ms and tokens and blocks and block_size and prefill_scale and miss
     block_size < 1 or #id > 128 or n < 1 or n > 4096 or n ~= math.floor(n) or (id ~= '' and lease_ms < 1) then
   return redis.error_reply('WRARGV a number is missing or out of range, or there are not 1 to 4096 candidates')
 end
+-- One pass over the candidates costs Redis most of what a selection costs: no calls in it that can be spared.
+local tonumber, match = tonumber, string.match
 local names, credits = {}, {}
+local at = who_first
 for i = 1, n do
-  names[i] = ARGV[who_first + 2 * i - 2]
-  credits[i] = number(ARGV[who_first + 2 * i - 1], 1e9)
-  if not credits[i] or not string.find(names[i], '^%S+$') then
-    return redis.error_reply('WRARGV a candidate is worker/rank and a credit in blocks')
+  local credit = tonumber(ARGV[at + 1])
+  if not (credit and credit >= 0 and credit <= 1e9) then
+    return redis.error_reply('WRARGV a credit is a number of blocks')
   end
+  names[i], credits[i] = ARGV[at], credit
+  at = at + 2
 end
 
 local now = now_ms()
@@ -73,33 +77,55 @@ if id ~= '' then
   end
 end
 
+-- Giving the names to HMGET costs Redis more than taking the loads of some more worker ranks than those.
 local loads = {}
-for from = 1, n, 1000 do
-  local to = math.min(from + 999, n)
-  local some = redis.call('HMGET', load, unpack(names, from, to))
-  for i = from, to do
-    loads[i] = some[i - from + 1] or ''
+if redis.call('HLEN', load) <= 4 * n then
+  local all = redis.call('HGETALL', load)
+  local by_name = {}
+  for i = 1, #all, 2 do
+    by_name[all[i]] = all[i + 1]
+  end
+  for i = 1, n do
+    loads[i] = by_name[names[i]] or ''
+  end
+else
+  for from = 1, n, 1000 do
+    local to = math.min(from + 999, n)
+    local some = redis.call('HMGET', load, unpack(names, from, to))
+    for i = from, to do
+      loads[i] = some[i - from + 1] or ''
+    end
   end
 end
 
 local want = tokens / block_size
+local limited = busy_requests > 0 or busy_tokens > 0 or busy_blocks > 0
 local costs, cheapest, dearest = {}, math.huge, -math.huge
 for i = 1, n do
   local r, p, d = 0, 0, 0
   if loads[i] ~= '' then
-    r, p, d = string.match(loads[i], '^(%d+) (%d+) (%d+)$')
-    r, p, d = tonumber(r), tonumber(p), tonumber(d)
+    r, p, d = match(loads[i], '^(%d+) (%d+) (%d+)$')
     if not r then
       return redis.error_reply('WRLOAD a load is three numbers')
     end
   end
-  if (busy_requests > 0 and r >= busy_requests) or (busy_tokens > 0 and p >= busy_tokens) or (busy_blocks > 0 and d >= busy_blocks) then
+  if limited and ((busy_requests > 0 and tonumber(r) >= busy_requests) or (busy_tokens > 0 and tonumber(p) >= busy_tokens) or
+      (busy_blocks > 0 and tonumber(d) >= busy_blocks)) then
     costs[i] = false
   else
-    local miss = math.max(0, want - credits[i])
+    local miss = want - credits[i]
+    if miss < 0 then
+      miss = 0
+    end
+    -- Text that stands for a number is one in arithmetic.
     local cost = prefill_scale * (p / block_size + miss_weight * miss) + decode_weight * d + request_weight * r
     costs[i] = cost
-    cheapest, dearest = math.min(cheapest, cost), math.max(dearest, cost)
+    if cost < cheapest then
+      cheapest = cost
+    end
+    if cost > dearest then
+      dearest = cost
+    end
   end
 end
 

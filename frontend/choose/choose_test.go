@@ -119,6 +119,11 @@ func (s server) choose(a Ask, cs []Candidate) (index int, atHome, allBusy bool, 
 			s.HSet(ctx, "{p}load", name(n), i(c.Load.Requests)+" "+i(c.Load.PrefillTokens)+" "+i(c.Load.DecodeBlocks))
 		}
 	}
+	if a.Tokens%2 == 0 { // so many others that the script reads only those that it needs
+		for n := range 4 * len(cs) {
+			s.HSet(ctx, "{p}load", "other/"+i(n), "1 1 1")
+		}
+	}
 	if a.Home >= 0 {
 		keys = append(keys, "{p}session")
 		s.Set(ctx, "{p}session", name(a.Home), 0)
