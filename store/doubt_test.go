@@ -89,3 +89,34 @@ func TestShardsKeepTheirLinks(t *testing.T) {
 	}
 	mend()
 }
+
+// The node that has the places of the workers comes back empty: whoever has a stream on another one stays there, and is
+// not put into a second shard, where it would hold blocks twice.
+func TestPlacesAreFoundAgain(t *testing.T) {
+	s, m, id, p := twoShards(t) // a is in shard 0
+	b := StreamID{Pool: id.Pool, WorkerRank: kvcache.WorkerRank{Worker: "b"}}
+	first, _, err := s.Register(t.Context(), b, Registration{BlockSize: 16})
+	if err != nil || first.Shard != 1 {
+		t.Fatalf("%+v %v", first, err)
+	}
+	for _, fresh := range []bool{false, true} {
+		m.Del(configKey(p.id))
+		m.Del(placementKey(p.id))
+		if fresh { // the pool is gone for this process too
+			p.doubt()
+			if _, ok, err := s.PoolConfig(t.Context(), id.Pool); ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+		again, created, err := s.Register(t.Context(), b, Registration{BlockSize: 16}) // first: shard 0 is as empty as shard 1
+		if err != nil || created || again.Shard != 1 || again.Generation != first.Generation {
+			t.Errorf("created %v in shard %d, generation %d after %d: %v", created, again.Shard, again.Generation, first.Generation, err)
+		}
+		if _, _, err := s.Register(t.Context(), id, Registration{BlockSize: 16}); err != nil {
+			t.Fatal(err)
+		}
+		if streams, err := s.Streams(t.Context(), id.Pool); len(streams) != 2 || err != nil {
+			t.Errorf("%v %v", streams, err)
+		}
+	}
+}

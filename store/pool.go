@@ -93,12 +93,15 @@ func newStrangers(s *Store) *link {
 	})
 }
 
-// known is the shards, nil while the configuration is unknown.
-func (p *pool) known() []*shard {
+// links is the shards whose links matter. Where the configuration is not known, it is all that there ever were: their
+// probers go on.
+func (p *pool) links() (shards []*shard, known bool) {
 	if k := p.config.Load(); k != nil {
-		return k.shards
+		return k.shards, true
 	}
-	return nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.shards), false
 }
 
 // load reads the configuration unless it is known for sure. nil, nil means that the pool does not exist.
@@ -227,6 +230,9 @@ func (p *pool) find(caller, bounded context.Context) (*knownPool, error) {
 // place finds or makes a worker's shard.
 func (s *Store) place(ctx context.Context, id StreamID, blockSize int) (*shard, int, error) {
 	p := s.pool(id.Pool)
+	if err := s.placeAsBefore(ctx, p, id); err != nil {
+		return nil, 0, fmt.Errorf("place worker: %w", err)
+	}
 	v, err := scripts.assign.run(ctx, s.write,
 		[]string{configKey(p.id), placementKey(p.id)}, strconv.Itoa(blockSize), strconv.Itoa(s.opts.Shards), id.Worker)
 	if err != nil {
@@ -247,6 +253,33 @@ func (s *Store) place(ctx context.Context, id StreamID, blockSize int) (*shard, 
 		return nil, 0, fmt.Errorf("place worker: shard %q: %w", v[3], ErrCorrupt)
 	}
 	return k.shards[n], n, nil
+}
+
+// placeAsBefore puts a worker without a place where its stream is. The places are on one node of a cluster: if that has
+// come back empty, the streams on the others are still there, and a second one elsewhere would leave the first as it is.
+func (s *Store) placeAsBefore(ctx context.Context, p *pool, id StreamID) error {
+	known := p.config.Load()
+	if known == nil {
+		p.mu.Lock()
+		known = &knownPool{shards: p.shards}
+		p.mu.Unlock()
+	}
+	if len(known.shards) < 2 {
+		return nil
+	}
+	if err := s.write.HGet(ctx, placementKey(p.id), id.Worker).Err(); err != redis.Nil {
+		return err
+	}
+	for i, sh := range known.shards {
+		err := s.write.HGet(ctx, sh.keys.stream(id.WorkerRank), "gen").Err()
+		if err == nil {
+			return s.write.HSet(ctx, placementKey(p.id), id.Worker, i).Err()
+		}
+		if err != redis.Nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // locate is the pool and the number of the shard of a worker that was placed before; nil where it was not.

@@ -146,12 +146,12 @@ func (s *Store) Links() []LinkStatus {
 		out = append(out, st)
 	}
 	for _, p := range s.pools {
-		if shards := p.known(); len(shards) > 0 {
-			for _, sh := range shards {
-				out = append(out, sh.link.status())
-			}
-		} else {
-			out = append(out, p.link.status())
+		shards, known := p.links()
+		if st := p.link.status(); !known || !st.Up {
+			out = append(out, st)
+		}
+		for _, sh := range shards {
+			out = append(out, sh.link.status())
 		}
 	}
 	for _, l := range s.leased {

@@ -281,12 +281,7 @@ func clusterFault(coverage string, of func(*Server) (begin, end func() error)) f
 			if err := end(); err != nil {
 				return err
 			}
-			client := c.Nodes[0].Client()
-			defer func() { _ = client.Close() }()
-			return until(ctx, "the cluster to be whole", func() bool {
-				info := client.ClusterInfo(ctx).Val()
-				return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_slots_ok:16384")
-			})
+			return c.whole(ctx)
 		}, stop: c.Stop}, nil
 	}
 }

@@ -189,6 +189,22 @@ func StartCluster(ctx context.Context, dir string, args ...string) (*Cluster, er
 	return c, nil
 }
 
+// whole waits until every node answers for its slots: one that has come back refuses for some time.
+func (c *Cluster) whole(ctx context.Context) error {
+	for _, n := range c.Nodes {
+		client := n.Client()
+		err := until(ctx, "the cluster to be whole", func() bool {
+			info := client.ClusterInfo(ctx).Val()
+			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_slots_ok:16384")
+		})
+		_ = client.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // fullest is the node with the most keys.
 func (c *Cluster) fullest(ctx context.Context) (*Server, error) {
 	var most int64 = -1

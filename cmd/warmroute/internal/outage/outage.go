@@ -164,9 +164,16 @@ func (p *play) run(ctx context.Context, r *Report) error {
 
 	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	err := stage.Poll(bounded, "the index to equal the engines' caches", func() (bool, error) { return equalsEngines(bounded, p.Stage) })
+	var differs error
+	err := stage.Poll(bounded, "the index to equal the engines' caches", func() (bool, error) {
+		equal, err := equalsEngines(bounded, p.Stage)
+		if bounded.Err() == nil {
+			differs = err
+		}
+		return equal, err
+	})
 	if r.IndexEqual = err == nil; err != nil {
-		p.o.Logger.Error("the index differs from the engines", "error", err)
+		p.o.Logger.Error("the index differs from the engines", "error", differs)
 	}
 	r.RefillMS = stage.Milliseconds(time.Since(p.ended))
 	r.addOutcomes(outcomes, p)

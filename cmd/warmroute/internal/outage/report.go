@@ -25,8 +25,9 @@ type Report struct {
 	WrongWorker int     `json:"wrong_worker"` // not answered by the engine that the frontend named
 	Degraded    int     `json:"degraded"`
 	Partial     int     `json:"partial"`
-	Bypassed    int     `json:"bypassed"` // without tokens
-	Waited      Waited  `json:"waited_ms"`
+	Bypassed    int     `json:"bypassed"`    // without tokens
+	Waited      Waited  `json:"waited_ms"`   // for overlaps
+	Chose       Waited  `json:"chose_ms"`    // for the choice by the loads that all frontends share
 	Recovered   bool    `json:"recovered"`   // every frontend routed by the index again
 	RecoveryMS  float64 `json:"recovery_ms"` // from Redis answering again to that
 	WarmMS      float64 `json:"warm_ms"`     // from Redis answering again to the first request that found blocks
@@ -100,22 +101,33 @@ func (r *Report) Fallbacks() int {
 }
 
 func (r *Report) addWaits(p *play) {
-	var inFlight, down, up []time.Duration
+	var all []stage.Wait
 	for _, x := range p.Indexes {
 		for _, w := range x.Waits() {
-			switch {
-			case w.At.Add(w.Took).Before(p.begin) || w.At.After(p.back):
-			case w.At.Before(p.begin) || w.Noticed:
-				inFlight = append(inFlight, w.Took)
-			case w.Down > 0:
-				down = append(down, w.Took)
-			default:
-				up = append(up, w.Took)
+			if !w.At.Add(w.Took).Before(p.begin) && !w.At.After(p.back) {
+				all = append(all, w)
 			}
 		}
 	}
-	r.Waited = Waited{InFlight: waits(inFlight), Down: waits(down), Up: waits(up)}
-	r.Waited.Max = max(r.Waited.InFlight.Max, r.Waited.Down.Max, r.Waited.Up.Max)
+	r.Waited, r.Chose = waited(all, false, p.begin), waited(all, true, p.begin)
+}
+
+func waited(all []stage.Wait, choices bool, begin time.Time) Waited {
+	var inFlight, down, up []time.Duration
+	for _, w := range all {
+		switch {
+		case w.Choice != choices:
+		case w.At.Before(begin) || w.Noticed:
+			inFlight = append(inFlight, w.Took)
+		case w.Down > 0:
+			down = append(down, w.Took)
+		default:
+			up = append(up, w.Took)
+		}
+	}
+	v := Waited{InFlight: waits(inFlight), Down: waits(down), Up: waits(up)}
+	v.Max = max(v.InFlight.Max, v.Down.Max, v.Up.Max)
+	return v
 }
 
 func waits(d []time.Duration) Waits {

@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,13 +23,14 @@ type TimedIndex struct {
 	waits []Wait
 }
 
-// Wait is the index work of one request.
+// Wait is what one request did with the index: look up overlaps, or make its choice there.
 type Wait struct {
-	At   time.Time
-	Took time.Duration
-	// Down is how many links were down when it began: nobody needed to find out about those.
+	At     time.Time
+	Took   time.Duration
+	Choice bool
+	// Down is how many links of this kind were down when it began: nobody needed to find out about those.
 	Down int
-	// Noticed says that a link went down while it lasted.
+	// Noticed says that one went down while it lasted.
 	Noticed bool
 }
 
@@ -55,7 +57,7 @@ func (t *TimedIndex) Tap(f func(blocks []kvcache.BlockHash)) {
 
 // PoolConfig is the index's. A request begins with it, and goes on with Lookup under the same context if there is a pool.
 func (t *TimedIndex) PoolConfig(ctx context.Context, pool kvcache.PoolID) (store.PoolConfig, bool, error) {
-	b := t.begin()
+	b := t.begin(false)
 	c, ok, err := t.Index.PoolConfig(ctx, pool)
 	b.Took = time.Since(b.At)
 	if err != nil || !ok {
@@ -81,7 +83,7 @@ func (t *TimedIndex) Lookup(ctx context.Context, pool kvcache.PoolID, blocks []k
 	delete(t.begun, ctx)
 	t.mu.Unlock()
 	if !ok {
-		b = t.begin()
+		b = t.begin(false)
 	}
 	start := time.Now()
 	scores, state, err := t.Index.Lookup(ctx, pool, blocks, o)
@@ -90,29 +92,48 @@ func (t *TimedIndex) Lookup(ctx context.Context, pool kvcache.PoolID, blocks []k
 	return scores, state, err
 }
 
+// Select is the index's.
+func (t *TimedIndex) Select(ctx context.Context, pool kvcache.PoolID, a store.Ask) (store.Choice, error) {
+	b := t.begin(true)
+	c, err := t.Index.Select(ctx, pool, a)
+	b.Took = time.Since(b.At)
+	t.end(b)
+	return c, err
+}
+
 // Links is the index's. While all are down it is the only thing that most requests do.
 func (t *TimedIndex) Links() []store.LinkStatus {
 	start := time.Now()
 	links := t.Index.Links()
 	took := time.Since(start)
-	if n := down(links); n > 0 && n == len(links) {
+	if of := linksOf(links, false); len(of) > 0 && down(of) == len(of) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.waits = append(t.waits, Wait{At: start, Took: took, Down: n})
+		t.waits = append(t.waits, Wait{At: start, Took: took, Down: len(of)})
 	}
 	return links
 }
 
-func (t *TimedIndex) begin() begun {
-	links := t.Index.Links()
-	return begun{Wait{At: time.Now(), Down: down(links)}, links}
+func (t *TimedIndex) begin(choice bool) begun {
+	links := linksOf(t.Index.Links(), choice)
+	return begun{Wait{At: time.Now(), Choice: choice, Down: down(links)}, links}
 }
 
 func (t *TimedIndex) end(b begun) {
-	b.Noticed = newlyDown(b.links, t.Index.Links())
+	b.Noticed = newlyDown(b.links, linksOf(t.Index.Links(), b.Choice))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.waits = append(t.waits, b.Wait)
+}
+
+// linksOf is the links by which choices are made, or those by which overlaps are looked up.
+func linksOf(links []store.LinkStatus, choices bool) (of []store.LinkStatus) {
+	for _, l := range links {
+		if strings.HasSuffix(l.Shard, " leases") == choices {
+			of = append(of, l)
+		}
+	}
+	return of
 }
 
 func down(links []store.LinkStatus) (n int) {
