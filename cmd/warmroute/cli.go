@@ -159,6 +159,7 @@ func newParser(c *cli, std *stdio) (*kong.Kong, error) {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, NoAppDescFormat: true}),
 		kong.DefaultEnvars(envPrefix),
 		kong.Vars(replayDefaults()),
+		kong.Vars(tierDefaults()),
 		kong.WithBeforeResolve(loadConfigFile),
 	)
 }
