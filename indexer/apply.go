@@ -52,7 +52,7 @@ func (s *stream) register(ctx context.Context) error {
 	s.tr.size = r.BlockSize
 	s.saw(st)
 	if s.cur.done == -1 {
-		s.cur.done = st.Seq
+		s.cur.done, s.tr.resumed = st.Seq, st.Seq >= 0
 	}
 	s.update(func(v *Status) {
 		v.Registered, v.BlockSize = true, r.BlockSize

@@ -35,6 +35,8 @@ type translator struct {
 	known      *memory
 	orphans    *orphans
 	groups     map[uint32]bool // is a group that named its kind indexable by prefix
+	resumed    bool            // the stream's beginning was another indexer's, or another life's: groups may be missing
+	unkinded   bool            // the engine names groups and not their kinds
 	metrics    *metrics
 	now        func() time.Time
 
@@ -60,6 +62,7 @@ func (t *translator) forget() {
 	t.known.forget()
 	t.orphans.clear()
 	clear(t.groups)
+	t.resumed, t.unkinded = false, false
 }
 
 // blockSize is the size that a batch speaks of, 0 where it does not.
@@ -194,6 +197,7 @@ func (t *translator) stored(e *wire.Event) string {
 			t.groups[e.GroupIdx.Value] = e.PrefixIndexable()
 		}
 	}
+	t.unkinded = t.unkinded || e.GroupIdx.Valid && e.SpecKind == "" && e.NumTokens() > 0
 	tier, _ := e.Tier.Cache()
 	switch {
 	case !t.indexable(e) || len(e.Hashes) == 0 || t.selfReferring(e.Parent, e.Hashes):
@@ -304,8 +308,16 @@ func (t *translator) link(parent *kvcache.BlockHash, salt string, tier kvcache.T
 	}
 }
 
+// ofUnknownGroup says whether a removal is of a group whose kind was perhaps named before this translator's time. It is taken for
+// indexable: a removal too many costs a hit, one too few sends requests to a block that is gone.
+func (t *translator) ofUnknownGroup(e *wire.Event) bool {
+	_, ok := e.Tier.Cache()
+	_, named := t.groups[e.GroupIdx.Value]
+	return ok && e.Local() && t.resumed && !t.unkinded && e.GroupIdx.Valid && !named
+}
+
 func (t *translator) removed(e *wire.Event) string {
-	if !t.indexable(e) {
+	if !t.indexable(e) && !t.ofUnknownGroup(e) {
 		return resultSkipped
 	}
 	tier, _ := e.Tier.Cache()

@@ -154,6 +154,28 @@ func TestTranslateGroups(t *testing.T) {
 	}
 }
 
+// After a restart of the indexer the kinds of the groups are unknown until each is stored again. A removal counts meanwhile, unless the
+// engine is one that names no kinds.
+func TestTranslateGroupsOfAnEarlierLife(t *testing.T) {
+	tr := testTranslator(t, store.Registration{})
+	tr.resumed = true
+	in := func(e wire.Event, group uint32, kind string) wire.Event {
+		e.GroupIdx, e.SpecKind = wire.Some(group), kind
+		return e
+	}
+	tr.message(decoded(t, in(removed(1), 2, "")))
+	wantOps(t, tr, "-device 1")
+	tr.message(decoded(t, in(stored(nil, 2), 2, "mamba"), in(removed(1), 2, "")))
+	wantOps(t, tr)
+	tr.message(decoded(t, in(removed(1), 3, "")))
+	wantOps(t, tr, "-device 1")
+	tr.message(decoded(t, in(stored(nil, 3), 1, ""), in(removed(1), 3, "")))
+	wantOps(t, tr)
+	tr.forget() // a new engine process: all that it has was seen
+	tr.message(decoded(t, in(removed(1), 5, "")))
+	wantOps(t, tr)
+}
+
 func TestTranslatePlaceholder(t *testing.T) {
 	tr := testTranslator(t, store.Registration{})
 	b := blocksOf(kvcache.HashSpec{}, repeat4(1, 2)...)
