@@ -3,10 +3,15 @@ package indexer
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
 )
 
 // A publisher that repeats one batch for ever ends neither the session nor its own turn among the replays.
@@ -46,5 +51,58 @@ func TestReplayThatRepeatsItselfEnds(t *testing.T) {
 	}
 	if len(got) != 1 || got[0].seq != 3 || end || err == nil {
 		t.Errorf("got %v, end %v, error %v; want batch 3, no end and an error", got, end, err)
+	}
+}
+
+// At no time are more replays under way in one process than there may be, however many streams want one.
+func TestReplaysAreCapped(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	var mu sync.Mutex
+	open, most := 0, 0
+	crowd := make(chan struct{})
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			if open++; open > most {
+				most = open
+			}
+			if open == 3 {
+				close(crowd)
+			}
+			mu.Unlock()
+			go func() {
+				select { // long enough for the others to come, if they may
+				case <-crowd:
+				case <-time.After(100 * time.Millisecond):
+				}
+				mu.Lock()
+				open--
+				mu.Unlock()
+				_ = c.Close()
+			}()
+		}
+	}()
+	ix := newIndexer(t, Options{Store: newStore(t), Replays: 2})
+	var replays sync.WaitGroup
+	for i := range 5 {
+		s := newStream(ix, publisher{id: store.StreamID{Pool: testPool, WorkerRank: kvcache.WorkerRank{Worker: fmt.Sprint("w", i)}}})
+		s.reg.ReplayEndpoint = "tcp://" + l.Addr().String()
+		replays.Go(func() {
+			if _, err := s.fetch(t.Context(), 0, replayJoin); err == nil {
+				t.Error("a replay without an answer has not failed")
+			}
+		})
+	}
+	replays.Wait()
+	if most != 2 || len(ix.replaySlots) != 0 {
+		t.Errorf("%d replays at once and %d places still taken, want 2 and 0", most, len(ix.replaySlots))
 	}
 }
