@@ -23,7 +23,7 @@ func ParseEndpoint(endpoint string) (network, address string, err error) {
 			return "", "", fmt.Errorf("endpoint %q: %w", endpoint, err)
 		}
 		if host == "" || host == "*" || host == "0.0.0.0" || host == "::" {
-			return "", "", fmt.Errorf("endpoint %q: a wildcard host can be bound, not dialled; name the host", endpoint)
+			return "", "", fmt.Errorf("endpoint %q: a wildcard host can be bound, not dialled; name the engine's host (engines that dial out are not supported)", endpoint)
 		}
 		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
 			return "", "", fmt.Errorf("endpoint %q: port must be 1 to 65535", endpoint)
