@@ -26,7 +26,7 @@ deps: ## Install what the tests use beyond Go (as root, with apt-get), or name w
 
 test: deps ## Run all tests, about two minutes; REQUIRE_REDIS=1 fails what would be skipped
 	$(GO) test $(TESTFLAGS) $(PACKAGES)
-	cd deploy/check && $(GO) test -count=1 $(filter-out -race,$(TESTFLAGS)) ./...
+	cd integration/contracts && $(GO) test -count=1 $(filter-out -race,$(TESTFLAGS)) ./...
 
 race: ## Run all tests with the race detector
 	$(MAKE) test TESTFLAGS="-race $(TESTFLAGS)"
@@ -36,7 +36,7 @@ lint: ## gofmt, go vet, staticcheck, go mod tidy
 	$(GO) vet $(PACKAGES)
 	$(GO) run $(STATICCHECK) $(PACKAGES)
 	$(GO) mod tidy -diff
-	cd deploy/check && $(GO) vet ./... && $(GO) mod tidy -diff
+	cd integration/contracts && $(GO) vet ./... && $(GO) mod tidy -diff
 
 bench: deps ## Run every benchmark once; BENCHTIME=2s for figures
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(or $(BENCHTIME),1x) $(PACKAGES)

@@ -1,4 +1,4 @@
-package check
+package contracts
 
 import (
 	"fmt"
@@ -39,7 +39,7 @@ func build(t *testing.T, dirs ...string) *cluster {
 		map[string]*networking.NetworkPolicy{}, map[string]*core.ServiceAccount{},
 	}
 	for _, dir := range dirs {
-		made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "../kubernetes/"+dir)
+		made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "../../deploy/kubernetes/"+dir)
 		if err != nil {
 			t.Fatalf("kustomize build %s: %v", dir, err)
 		}
