@@ -44,11 +44,17 @@ type cli struct {
 	Indexer  indexerCmd  `cmd:"" help:"Follow the engines' KV events into Redis."`
 	Frontend frontendCmd `cmd:"" help:"Route OpenAI requests to the worker with the warmest cache."`
 	Sim      simCmd      `cmd:"" help:"Run a simulated engine."`
+	Workers  workersCmd  `cmd:"" help:"List the workers: health, load, and who follows their events."`
+	Query    queryCmd    `cmd:"" help:"Ask which worker holds how much of a prompt."`
+	Events   eventsCmd   `cmd:"" help:"Show the KV events that an engine publishes."`
+	Plan     planCmd     `cmd:"" help:"Size Redis for a fleet."`
 	Check    checkCmd    `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
 	Decode   decodeCmd   `cmd:"" help:"Say what a captured event payload means."`
 	Bench    benchCmd    `cmd:"" help:"Measure the index on a Redis server."`
 	Replay   replayCmd   `cmd:"" help:"Replay a trace: what is each policy worth?"`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
+
+	Completion completionCmd `cmd:"" help:"Print a script that completes commands and flags in a shell."`
 }
 
 // stdio is where a command reads and writes; logs go to Err.

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+// server is a running frontend or indexer that a command asks.
+type server struct {
+	flag, url, token string // flag names it in errors
+}
+
+// answerLimit bounds what is read of one answer.
+const answerLimit = 64 << 20
+
+// ask sends a request, body nil for a GET, and decodes the answer into v. Errors say what to try next.
+func (s server) ask(ctx context.Context, path string, body, v any) error {
+	base, err := url.Parse(s.url)
+	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
+		return usagef("%s %q: want http://host:port", s.flag, s.url)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	method, content := http.MethodGet, io.Reader(nil)
+	if body != nil {
+		text, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		method, content = http.MethodPost, bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(base.String(), "/")+path, content)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if s.token != "" {
+		req.Header.Set("Authorization", "Bearer "+s.token)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("%w (does it run there? %s says where to ask)", err, s.flag)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	if err != nil {
+		return fmt.Errorf("%s%s: %w", s.url, path, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return refused(s, path, resp.StatusCode, text)
+	}
+	if err := json.Unmarshal(text, v); err != nil {
+		return fmt.Errorf("%s%s does not answer as warmroute does: %w (is %s right?)", s.url, path, err, s.flag)
+	}
+	return nil
+}
+
+// refused explains an answer that is an error.
+func refused(s server, path string, status int, text []byte) error {
+	var answer struct {
+		Error struct{ Message, Code string }
+	}
+	if json.Unmarshal(text, &answer) != nil || answer.Error.Message == "" {
+		return fmt.Errorf("%s%s: %s (is %s right?)", s.url, path, http.StatusText(status), s.flag)
+	}
+	hint := ""
+	switch {
+	case status == http.StatusUnauthorized:
+		hint = " (give --token, or WARMROUTE_TOKEN)"
+	case status == http.StatusNotFound && strings.Contains(answer.Error.Code, "model"):
+		hint = " (warmroute workers lists the models)"
+	}
+	return errors.New(answer.Error.Message + hint)
+}
+
+// tinted colours text where a person looks at it: on a terminal, unless NO_COLOR is set.
+type tinted struct{ on bool }
+
+func tintFor(w io.Writer) tinted {
+	return tinted{isTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+}
+
+func (t tinted) paint(code, text string) string {
+	if !t.on {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+func (t tinted) good(text string) string { return t.paint("32", text) }
+func (t tinted) bad(text string) string  { return t.paint("31", text) }
+func (t tinted) dim(text string) string  { return t.paint("2", text) }

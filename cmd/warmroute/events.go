@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/warmroute/warmroute/indexer/wire"
+	"github.com/warmroute/warmroute/indexer/zmtp"
+)
+
+// eventsCmd prints what an engine publishes.
+type eventsCmd struct {
+	Endpoint  string `arg:"" placeholder:"tcp://HOST:PORT" help:"Engine's KV events, or with --past its replay."`
+	Past      bool   `help:"Ask for the messages that the engine still has, at its replay endpoint, and end." env:"-"`
+	From      uint64 `placeholder:"SEQ" help:"With --past: from this message." env:"-"`
+	Follow    bool   `short:"f" help:"Go on until interrupted, also when the engine restarts; else the next message is all." env:"-"`
+	FromTopic string `name:"events-topic" placeholder:"PREFIX" help:"Only topics that begin like this." env:"-"`
+	JSON      bool   `help:"Print one JSON object per message." env:"-"`
+}
+
+// Help is the long form of the command's help.
+func (eventsCmd) Help() string {
+	return `What does an engine say about its cache? This connects to it directly, as an indexer does, and shows each
+message with its number, and whether an event would be indexed. An engine publishes when it serves requests; an idle one
+is silent.
+
+Example: the next message
+
+    warmroute events tcp://10.0.1.1:5557
+
+Example: all of them, until Ctrl-C
+
+    warmroute events --follow tcp://10.0.1.1:5557
+
+Example: what the engine can still replay
+
+    warmroute events --past tcp://10.0.1.1:5657
+
+Exit codes: 0 messages came; 1 none did, or one could not be read; 2 wrong flags.`
+}
+
+// eventsPatience is how long the first message, and each of a replay, may take.
+const eventsPatience = 10 * time.Second
+
+// Run prints until the end that the flags say.
+func (c eventsCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) error {
+	if _, _, err := zmtp.ParseEndpoint(c.Endpoint); err != nil {
+		return usagef("%w", err)
+	}
+	if c.Past && c.Follow {
+		return usagef("--past ends by itself: leave out --follow")
+	}
+	for {
+		n, err := c.read(ctx, std.Out)
+		switch {
+		case ctx.Err() != nil && c.Follow:
+			return nil // that is how it ends
+		case err == nil || !c.Follow || errors.Is(err, errPrinting):
+			return err
+		}
+		logger.Warn("the engine is away, dialling again", "endpoint", c.Endpoint, "messages", n, "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// errPrinting is an output that takes no more, such as a closed pipe.
+var errPrinting = errors.New("cannot print")
+
+// read prints what comes over one connection, and returns how many messages came.
+func (c eventsCmd) read(ctx context.Context, out io.Writer) (n int, err error) {
+	kind, o := zmtp.SocketSUB, zmtp.Options{Topic: c.FromTopic}
+	if c.Past {
+		kind, o = zmtp.SocketDEALER, zmtp.Options{}
+	}
+	dialling, cancel := context.WithTimeout(ctx, eventsPatience)
+	conn, err := zmtp.Dial(dialling, c.Endpoint, kind, o)
+	cancel()
+	if err != nil {
+		return 0, fmt.Errorf("%w (does the engine publish KV events there? vLLM and SGLang: --kv-events-config)", err)
+	}
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	if c.Past {
+		if err := conn.Send(wire.ReplayRequest(c.From)...); err != nil {
+			return 0, err
+		}
+	}
+	for {
+		if !c.Follow {
+			if err := conn.SetReadDeadline(time.Now().Add(eventsPatience)); err != nil {
+				return n, err
+			}
+		}
+		frames, err := conn.Recv()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return n, fmt.Errorf("connected, but no message in %v (an idle engine is silent; are events enabled, and is this the port of the rank?)", eventsPatience)
+		case err != nil:
+			return n, err
+		}
+		m, end, err := c.parse(frames)
+		if err != nil || end {
+			return n, err
+		}
+		n++
+		if err := c.print(out, m); err != nil {
+			return n, err
+		}
+		if !c.Past && !c.Follow {
+			return n, nil
+		}
+	}
+}
+
+func (c eventsCmd) parse(frames [][]byte) (m wire.Message, end bool, err error) {
+	if !c.Past {
+		m, err = wire.ParseLive(frames)
+		return m, false, err
+	}
+	r, err := wire.ParseReplay(frames)
+	return wire.Message{Topic: r.Topic, Seq: r.Seq, Payload: r.Payload}, r.Kind == wire.ReplyEnd, err
+}
+
+func (c eventsCmd) print(out io.Writer, m wire.Message) error {
+	batch, bad := wire.Decode(m.Payload)
+	var err error
+	switch {
+	case c.JSON && bad != nil:
+		_, err = fmt.Fprintf(out, "{\"seq\":%d,\"topic\":%q,\"error\":%q}\n", m.Seq, m.Topic, bad)
+	case c.JSON:
+		_, err = fmt.Fprintf(out, "{\"seq\":%d,\"topic\":%q,\"batch\":%s}\n", m.Seq, m.Topic, batch.JSON())
+	case bad != nil:
+		_, err = fmt.Fprintf(out, "message %d: %s\n", m.Seq, tintFor(out).bad(bad.Error()))
+	default:
+		if _, err = fmt.Fprintf(out, "message %d: ", m.Seq); err == nil {
+			err = describe(out, batch)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errPrinting, err)
+	}
+	if bad != nil && !c.Follow {
+		return fmt.Errorf("message %d: %w", m.Seq, bad)
+	}
+	return nil
+}
