@@ -270,14 +270,18 @@ func (s *Store) placeAsBefore(ctx context.Context, p *pool, id StreamID) error {
 	if err := s.write.HGet(ctx, placementKey(p.id), id.Worker).Err(); err != redis.Nil {
 		return err
 	}
+	bounded, cancel := context.WithTimeout(ctx, s.opts.WriteTimeout/4)
+	defer cancel()
+	has := make([]bool, len(known.shards))
+	var asked sync.WaitGroup
 	for i, sh := range known.shards {
-		err := s.write.HGet(ctx, sh.keys.stream(id.WorkerRank), "gen").Err()
-		if err == nil {
-			return s.write.HSet(ctx, placementKey(p.id), id.Worker, i).Err()
-		}
-		if err != redis.Nil {
-			return err
-		}
+		asked.Go(func() { // a shard that is away keeps no new worker out of the others
+			has[i] = s.write.HGet(bounded, sh.keys.stream(id.WorkerRank), "gen").Err() == nil
+		})
+	}
+	asked.Wait()
+	if i := slices.Index(has, true); i >= 0 {
+		return s.write.HSet(ctx, placementKey(p.id), id.Worker, i).Err()
 	}
 	return nil
 }

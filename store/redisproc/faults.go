@@ -286,7 +286,8 @@ func clusterFault(coverage string, of func(*Server) (begin, end func() error)) f
 	}
 }
 
-// reshard moves the slot with the most keys to another node, a key at a time, as redis-cli --cluster reshard does.
+// reshard moves the slots of the node with the most keys to another node and back, a key at a time, as redis-cli --cluster
+// reshard does.
 func reshard(ctx context.Context, dir string) (*Fault, error) {
 	c, err := StartCluster(ctx, dir)
 	if err != nil {
