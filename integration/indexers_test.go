@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -325,5 +326,43 @@ func TestWorkerThatNeverPublishesIsReported(t *testing.T) {
 		if w.Silent != (w.Worker == "mute") {
 			t.Errorf("%+v", w)
 		}
+	}
+}
+
+// An engine killed with SIGKILL leaves the index within its lease, though nobody unregisters it, and its successor at the same
+// address comes back by itself. The other engine stays.
+func TestKilledEngineLeavesTheIndexAndReturns(t *testing.T) {
+	redis := startRedis(t)
+	dead, other := startEngine(t, "dead"), startEngine(t, "other")
+	engines := []*engine{dead, other}
+	var indexers []string
+	for range 2 {
+		_, url := startIndexer(t, redis.url(), append(workers(engines...), "--lease-grace=1s")...)
+		awaitFollowing(t, url, engines...)
+		indexers = append(indexers, url)
+	}
+	serve := func(e *engine, text string) {
+		t.Helper()
+		body := map[string]any{"model": model, "prompt": longPrompt(text).Content, "max_tokens": 1}
+		if resp := postJSON(t, e.base+"/v1/completions", body, nil); resp.StatusCode != http.StatusOK {
+			t.Fatal(resp.Status)
+		}
+	}
+	serve(dead, "one")
+	serve(other, "one")
+	awaitSameBlocks(t, indexers[0], engines...)
+
+	dead.kill()
+	eventually(t, "the dead engine's blocks leave the index", func() bool {
+		blocks := indexedBlocks(t, indexers[1])
+		return blocks["dead"] == 0 && blocks["other"] > 0
+	})
+	again := startEngine(t, "dead", "--http-listen="+strings.TrimPrefix(dead.base, "http://"),
+		"--events-listen="+dead.events, "--replay-listen="+dead.replay)
+	serve(again, "two")
+	awaitSameBlocks(t, indexers[0], again, other)
+	awaitFollowing(t, indexers[1], again, other)
+	if stdout, stderr, code := output(t, "check", "--redis="+redis.url()); code != 0 {
+		t.Errorf("check: exit %d, %s%s", code, stdout, stderr)
 	}
 }
