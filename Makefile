@@ -50,7 +50,7 @@ fuzz: ## Run every fuzz target for FUZZTIME each (default 30s)
 	done
 
 docs: ## Write the documents that are made from the code; tests say when they are out of date
-	$(GO) test ./docs/monitoring -run UpToDate -update
+	$(GO) test ./docs/monitoring ./cmd/warmroute ./integration -run UpToDate -update
 
 tidy: ## gofmt -w and go mod tidy
 	gofmt -w .
