@@ -102,6 +102,8 @@ func TestReplaysAreCapped(t *testing.T) {
 		})
 	}
 	replays.Wait()
+	mu.Lock()
+	defer mu.Unlock()
 	if most != 2 || len(ix.replaySlots) != 0 {
 		t.Errorf("%d replays at once and %d places still taken, want 2 and 0", most, len(ix.replaySlots))
 	}
