@@ -286,6 +286,19 @@ func damage(a *admin) {
 	a.do("HDEL", shard+":holders", "0000000000000001")
 	a.do("HSET", shard+":holders", "0000000000000002", "\x01")
 	a.do("HSET", shard+":slots", "7", "ghost/0")
+	a.do("ZADD", shard+":blocks:w/0:device", "5", "nonsense")
+	a.do("ZADD", shard+":blocks:ghost/0:device", "5", "0000000000000003")
+	a.do("RPUSH", shard+":copies:w/0:host", "x")
+	a.do("HSET", "wr:1:{default:m}:workers", "ghost", "0")
+	// A second shard, on which the worker has no business.
+	const other = "wr:1:{default:m#1}"
+	a.do("HSET", "wr:1:{default:m}:config", "shards", "2")
+	a.do("HSET", other+":stream:w/0", "gen", "5", "seq", "0", "slot", "0")
+	a.do("HSET", other+":stream:w/1", "gen", "6", "slot", "1") // without a watermark
+	a.do("HSET", other+":slots", "0", "w/0", "1", "w/1")
+	a.do("ZADD", other+":blocks:w/1:device", "5", "0000000000000003")
+	a.do("HSET", other+":holders", "0000000000000003", "\x10")
+	a.do("SET", other+":version", "6")
 }
 
 func checkCycle(ctx context.Context, s *store.Store) error {
@@ -295,8 +308,11 @@ func checkCycle(ctx context.Context, s *store.Store) error {
 	}
 	for _, p := range pools {
 		r, err := s.Check(ctx, p, true)
-		if err != nil || r.Found != 3 || r.Repaired != 3 {
+		if err != nil || r.Found < 9 || r.Repaired != r.Found {
 			return fmt.Errorf("check: %+v %w", r, err)
+		}
+		if r, err = s.Check(ctx, p, false); err != nil || r.Found > 0 {
+			return fmt.Errorf("check after the repair: %+v %w", r, err)
 		}
 	}
 	return nil

@@ -30,6 +30,8 @@ var (
 	Select   = load("select.lua")
 	Lease    = load("lease.lua")
 	Predict  = load("predict.lua")
+	Mend     = load("mend.lua")
+	Orphans  = load("orphans.lua")
 )
 
 func load(name string) *redis.Script {

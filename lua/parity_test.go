@@ -214,7 +214,7 @@ func TestSameRepliesAndEffects(t *testing.T) {
 			t.Errorf("sweep %v: %s", bad, got)
 		}
 	}
-	for _, bad := range [][]any{{"", "0", "0"}, {"", "0", "2", hex(1)}, {"", "0", "1", hex(1), "5:9"}} {
+	for _, bad := range [][]any{{"", "0", "0", "0"}, {"", "0", "x", "0", hex(1)}, {"", "0", "-1", "0", hex(1)}, {"", "0", "0", "4", hex(1)}} {
 		if got := both(lua.Verify, []string{"{s}holders", "{s}version", "{s}b0"}, bad...); got != "error WRARGV" {
 			t.Errorf("verify %v: %s", bad, got)
 		}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
+	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/warmroute/warmroute/kvcache"
@@ -15,7 +15,7 @@ import (
 // Report is what [Store.Check] found in a pool.
 type Report struct {
 	Streams  int      `json:"streams"`  // live streams
-	Blocks   int      `json:"blocks"`   // members of all live sorted sets
+	Blocks   int      `json:"blocks"`   // members of all live sorted sets, predictions included
 	Retired  int      `json:"retired"`  // members that wait for the sweep
 	Holders  int      `json:"holders"`  // blocks in the holders hash
 	Problems []string `json:"problems"` // one line each, at most 100
@@ -23,20 +23,21 @@ type Report struct {
 	Repaired int      `json:"repaired"` // of these, put right
 }
 
-func (r *Report) problem(format string, args ...any) {
+func (r *Report) problem(repaired bool, format string, args ...any) {
 	r.Found++
+	if repaired {
+		r.Repaired++
+	}
 	if len(r.Problems) < 100 {
 		r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 	}
 }
 
-// verifyStep is how many suspicious blocks one atomic comparison takes.
-const verifyStep = 16
-
-// Check compares, shard by shard, the sorted sets with holders and the slot map with the streams,
-// while the index is in use. Differences that the first, non-atomic reading shows are looked at again
-// atomically, so that traffic is not taken for damage. With repair, holders is rebuilt from the sorted
-// sets where it differs, and leftovers of the slot map are removed. Memory is proportional to the shard.
+// Check proves, shard by shard and while the index is in use, that the sorted sets, holders, the slot map and the streams agree. What a
+// first, non-atomic reading shows is looked at again atomically, so that traffic is not taken for damage; no call keeps
+// Redis busy for long. With repair, the sorted sets are believed: holders is made from them where it differs, the slot
+// map from the streams; what belongs to nobody goes; a stream that has lost what cannot be derived begins a new
+// generation, which the indexer fills again. Memory is proportional to the shard.
 func (s *Store) Check(ctx context.Context, id kvcache.PoolID, repair bool) (Report, error) {
 	var r Report
 	bounded, cancel := s.bound(ctx)
@@ -48,232 +49,305 @@ func (s *Store) Check(ctx context.Context, id kvcache.PoolID, repair bool) (Repo
 	if k == nil {
 		return r, fmt.Errorf("check: no pool %s: %w", id, ErrInvalid)
 	}
-	for _, sh := range k.shards {
-		if err := s.checkShard(ctx, sh, repair, &r); err != nil {
+	p := s.pool(id)
+	c := &check{s: s, p: p, repair: repair, r: &r}
+	placed, err := s.write.HGetAll(ctx, placementKey(p.id)).Result() // before the streams: a worker is placed first
+	if err == nil {
+		c.keys, err = c.scan(ctx)
+	}
+	if err != nil {
+		return r, classify(ctx, fmt.Errorf("check pool %s: %w", id, err))
+	}
+	for n, sh := range k.shards {
+		if err := c.shard(ctx, n, sh); err != nil {
 			return r, classify(ctx, fmt.Errorf("check shard %s: %w", sh.name, err))
 		}
 	}
+	if err := c.placement(ctx, k, placed); err != nil {
+		return r, classify(ctx, fmt.Errorf("check placement of pool %s: %w", id, err))
+	}
 	return r, nil
+}
+
+// check is one run over a pool.
+type check struct {
+	s      *Store
+	p      *pool
+	repair bool
+	r      *Report
+	keys   map[string]string // every key of the pool's shards as the run began -> its type
+
+	unreadable bool // a shard is, so that nobody knows where the workers are
 }
 
 // errMoved says that the slots changed during a comparison: it has to begin again.
 var errMoved = errors.New("the slot map kept changing during the check")
 
-func (s *Store) checkShard(ctx context.Context, sh *shard, repair bool, r *Report) error {
-	if err := s.checkSlots(ctx, sh, repair, r); err != nil {
+// moves is how often a comparison begins again before that is an error.
+const moves = 50
+
+// scan lists the keys of the pool's shards with their types, without blocking Redis: on every master of a cluster.
+func (c *check) scan(ctx context.Context) (map[string]string, error) {
+	pattern := globEscaper.Replace(strings.TrimSuffix(string(newShardKeys(c.p.id, 0)), "0}")) + "*"
+	found := map[string]string{}
+	var mu sync.Mutex
+	one := func(ctx context.Context, node redis.Cmdable) error {
+		var keys []string
+		iter := node.Scan(ctx, 0, pattern, 1000).Iterator()
+		for iter.Next(ctx) {
+			keys = append(keys, iter.Val())
+		}
+		if err := iter.Err(); err != nil {
+			return err
+		}
+		for len(keys) > 0 {
+			step := keys[:min(len(keys), 500)]
+			keys = keys[len(step):]
+			pipe := node.Pipeline()
+			types := make([]*redis.StatusCmd, len(step))
+			for i, k := range step {
+				types[i] = pipe.Type(ctx, k)
+			}
+			if _, err := pipe.Exec(ctx); err != nil {
+				return err
+			}
+			mu.Lock()
+			for i, k := range step {
+				if types[i].Val() != "none" {
+					found[k] = types[i].Val()
+				}
+			}
+			mu.Unlock()
+		}
+		return nil
+	}
+	if cluster, ok := c.s.write.(*redis.ClusterClient); ok {
+		return found, cluster.ForEachMaster(ctx, func(ctx context.Context, n *redis.Client) error { return one(ctx, n) })
+	}
+	return found, one(ctx, c.s.write)
+}
+
+var globEscaper = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
+
+// shardCheck is one run over a shard.
+type shardCheck struct {
+	*check
+	*shard
+	n       int
+	retired map[int]bool                     // slots with keys of retired blocks
+	owners  map[kvcache.WorkerRank]ownedKeys // worker ranks with any key
+	broken  map[string]bool                  // keys of the wrong type, which nothing may touch
+	restart map[kvcache.WorkerRank]bool      // streams that have lost blocks or their watermark
+	missing map[kvcache.BlockHash]string     // nibble strings as the sorted sets say, until holders has them
+	suspect map[bit]map[string]bool          // blocks whose bit seems to be wrong
+}
+
+type ownedKeys struct {
+	stream bool
+	blocks []string // and copies
+}
+
+func (c *check) shard(ctx context.Context, n int, sh *shard) error {
+	x := &shardCheck{check: c, shard: sh, n: n}
+	if err := x.sort(ctx); err != nil {
 		return err
 	}
-	for range 5 {
-		attempt := *r
-		err := s.checkHolders(ctx, sh, repair, &attempt)
-		if errors.Is(err, errMoved) {
+	for _, whole := range []string{sh.keys.slots(), sh.keys.idle(), sh.keys.version(), sh.keys.holders()} {
+		if x.broken[whole] {
+			c.unreadable = true
+			return nil // nothing else can be said
+		}
+	}
+	if err := x.mend(ctx); err != nil {
+		return err
+	}
+	if err := x.restarts(ctx); err != nil {
+		return err
+	}
+	if err := x.orphans(ctx); err != nil {
+		return err
+	}
+	return x.holders(ctx)
+}
+
+// sort takes the shard's keys apart, and drops those of the wrong type.
+func (x *shardCheck) sort(ctx context.Context) error {
+	x.retired, x.owners = map[int]bool{}, map[kvcache.WorkerRank]ownedKeys{}
+	x.broken, x.restart = map[string]bool{}, map[kvcache.WorkerRank]bool{}
+	for key, typ := range x.check.keys {
+		name, ok := strings.CutPrefix(key, string(x.shard.keys)+":")
+		if !ok {
 			continue
 		}
-		*r = attempt
-		return err
+		kind, rest, _ := strings.Cut(name, ":")
+		want := keyTypes[kind]
+		if want == "" {
+			continue
+		}
+		var w kvcache.WorkerRank
+		var tier string
+		var err error
+		switch kind {
+		case "stream":
+			w, err = kvcache.ParseWorkerRank(rest)
+		case "blocks", "copies", "retired":
+			colon := max(strings.LastIndexByte(rest, ':'), 0)
+			tier = strings.TrimPrefix(rest[colon:], ":")
+			if kind != "retired" {
+				w, err = kvcache.ParseWorkerRank(rest[:colon])
+				break
+			}
+			var slot int
+			if slot, err = strconv.Atoi(rest[:colon]); err == nil {
+				x.retired[slot] = true
+			}
+		}
+		if err != nil {
+			continue // not ours
+		}
+		if typ != want {
+			if x.repair {
+				if err := x.s.write.Unlink(ctx, key).Err(); err != nil {
+					return err
+				}
+				if kind == "blocks" && tier != kvcache.Predicted.String() {
+					x.restart[w] = true
+				}
+			} else {
+				x.broken[key] = true
+			}
+			x.r.problem(x.repair, "key %s is a %s instead of a %s", key, typ, want)
+			continue
+		}
+		if w.Worker != "" {
+			own := x.owners[w]
+			if own.stream = own.stream || kind == "stream"; kind != "stream" {
+				own.blocks = append(own.blocks, key)
+			}
+			x.owners[w] = own
+		}
+	}
+	return nil
+}
+
+// keyTypes are the kinds of keys of a shard that a check knows.
+var keyTypes = map[string]string{
+	"slots": "hash", "idle": "zset", "version": "string", "holders": "hash", "stream": "hash", "blocks": "zset", "copies": "hash", "retired": "zset",
+}
+
+// mendKinds are the differences that mend.lua knows, in words.
+var mendKinds = map[string]string{
+	"gen":          "stream %s has lost its generation%s",
+	"seq":          "stream %s has lost its watermark%s",
+	"slot":         "stream %s has lost its slot%s",
+	"version":      "the version is missing or older than a stream%s%s",
+	"slot_name":    "the slot map has %q, which is no slot%s",
+	"slot_nobody":  "slot %s belongs to %s, which has no stream",
+	"slot_other":   "slot %s belongs to %s, whose stream has another slot",
+	"unmapped":     "stream %s is missing from the slot map%s",
+	"shared":       "stream %s has the slot of %s",
+	"idle_name":    "the idle slots have %q, which is no slot%s",
+	"idle_live":    "slot %s is idle and belongs to %s",
+	"retired_live": "slot %s has blocks of an ended generation and belongs to %s",
+	"retired_idle": "slot %s has blocks of an ended generation that no sweep would find%s",
+	"lost_slots":   "%s slots are neither in the slot map nor idle%s",
+}
+
+// mend compares slot map, streams, idle slots and version in one atomic step.
+func (x *shardCheck) mend(ctx context.Context) error {
+	keys := []string{x.shard.keys.slots(), x.shard.keys.idle(), x.shard.keys.version()}
+	args := []any{boolArg(x.repair), len(x.retired)}
+	for slot := range x.retired {
+		args = append(args, slot)
+		for t := range kvcache.Tier(kvcache.NumTiers) {
+			keys = append(keys, x.shard.keys.retired(slot, t))
+		}
+	}
+	for range moves {
+		slots, err := x.s.write.HGetAll(ctx, x.shard.keys.slots()).Result()
+		if err != nil {
+			return err
+		}
+		known := map[string]string{} // worker/rank -> key of its stream
+		for w, own := range x.owners {
+			if own.stream {
+				known[w.String()] = x.shard.keys.stream(w)
+			}
+		}
+		for _, owner := range slots {
+			w, err := kvcache.ParseWorkerRank(owner)
+			if err != nil || x.broken[x.shard.keys.stream(w)] {
+				w = kvcache.WorkerRank{} // nobody's
+			}
+			known[owner] = x.shard.keys.stream(w)
+		}
+		keys, args := keys[:len(keys):len(keys)], args[:len(args):len(args)]
+		for _, owner := range sortedKeys(known) {
+			keys, args = append(keys, known[owner]), append(args, owner)
+		}
+		v, err := scripts.mend.run(ctx, x.s.write, keys, args...)
+		if err != nil {
+			return err
+		}
+		if len(v) < 2 || v[0] == "0" && len(v)%3 != 2 {
+			return errShortReply
+		}
+		if v[0] != "0" {
+			continue
+		}
+		streams, err := strconv.Atoi(v[1])
+		if err != nil {
+			return fmt.Errorf("reply %q: %w", v[1], ErrCorrupt)
+		}
+		x.r.Streams += streams
+		for i := 2; i < len(v); i += 3 {
+			x.r.problem(x.repair, mendKinds[v[i]], v[i+1], v[i+2])
+			if w, err := kvcache.ParseWorkerRank(v[i+1]); err == nil && v[i] == "seq" {
+				x.restart[w] = true
+			}
+		}
+		return nil
 	}
 	return errMoved
 }
 
-// checkSlots compares the slot map with the streams that it names.
-func (s *Store) checkSlots(ctx context.Context, sh *shard, repair bool, r *Report) error {
-	slots, err := s.write.HGetAll(ctx, sh.keys.slots()).Result()
-	if err != nil {
-		return err
-	}
-	for slot, owner := range slots {
-		w, err := kvcache.ParseWorkerRank(owner)
-		if err != nil {
-			r.problem("slot %s belongs to %q, which is no worker/rank", slot, owner)
+// restarts ends the generation of streams that have lost something: what is missing comes back by replay.
+func (x *shardCheck) restarts(ctx context.Context) error {
+	for w := range x.restart {
+		if !x.repair {
 			continue
 		}
-		has, err := s.write.HMGet(ctx, sh.keys.stream(w), "slot", "gen", "seq").Result()
+		h, err := x.s.write.HGetAll(ctx, x.shard.keys.stream(w)).Result()
 		if err != nil {
 			return err
 		}
-		now, err := s.write.HGet(ctx, sh.keys.slots(), slot).Result()
-		if err != nil && err != redis.Nil {
+		st := Stream{StreamID: StreamID{Pool: x.p.id, WorkerRank: w}, Shard: x.n}
+		if st.read(h["gen"], h["seq"], h["slot"]) != nil {
+			continue // gone meanwhile
+		}
+		if _, _, err := x.s.retire(ctx, st, "", "-1"); err != nil { // stale: somebody else has begun a new generation, as good
 			return err
-		}
-		if now != owner {
-			continue // changed meanwhile
-		}
-		switch {
-		case has[0] == nil:
-			r.problem("slot %s belongs to %s, which has no stream", slot, owner)
-			if repair {
-				if err := s.dropSlot(ctx, sh, slot); err != nil {
-					return err
-				}
-				r.Repaired++
-			}
-		case has[0] != slot:
-			r.problem("slot %s belongs to %s, whose stream has slot %v", slot, owner, has[0])
-			if repair {
-				if err := s.dropSlot(ctx, sh, slot); err != nil {
-					return err
-				}
-				r.Repaired++
-			}
-		case has[1] == nil || has[2] == nil:
-			r.problem("stream %s has no generation or watermark", owner)
-		}
-		r.Streams++
-	}
-	return nil
-}
-
-// dropSlot takes a slot that no stream has out of the map, and leaves it to the sweep.
-func (s *Store) dropSlot(ctx context.Context, sh *shard, slot string) error {
-	_, err := s.write.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		p.HDel(ctx, sh.keys.slots(), slot)
-		p.ZAdd(ctx, sh.keys.idle(), redis.Z{Score: 0, Member: slot})
-		p.Incr(ctx, sh.keys.version())
-		return nil
-	})
-	return err
-}
-
-// holderSet is a sorted set and the bit that its members have in holders.
-type holderSet struct {
-	key  string
-	slot int
-	tier kvcache.Tier
-	live bool
-}
-
-// holderSets lists all sorted sets of a shard, at one version.
-func (s *Store) holderSets(ctx context.Context, sh *shard) (sets []holderSet, version string, err error) {
-	m, err := readSlots(ctx, s.write, sh.keys)
-	if err != nil {
-		return nil, "", err
-	}
-	idle, err := s.write.ZRange(ctx, sh.keys.idle(), 0, -1).Result()
-	if err != nil {
-		return nil, "", err
-	}
-	for slot, w := range m.owners {
-		if w.Worker == "" {
-			continue
-		}
-		for t := range kvcache.Tier(kvcache.NumTiers) {
-			sets = append(sets, holderSet{sh.keys.blocks(w, t), slot, t, true})
-		}
-	}
-	for _, number := range idle {
-		slot, err := strconv.Atoi(number)
-		if err != nil {
-			return nil, "", fmt.Errorf("idle slot %q: %w", number, ErrCorrupt)
-		}
-		for t := range kvcache.Tier(kvcache.NumTiers) {
-			sets = append(sets, holderSet{sh.keys.retired(slot, t), slot, t, false})
-		}
-	}
-	return sets, m.version, nil
-}
-
-func (s *Store) checkHolders(ctx context.Context, sh *shard, repair bool, r *Report) error {
-	sets, version, err := s.holderSets(ctx, sh)
-	if err != nil {
-		return err
-	}
-	// What holders should be, as far as one reading after the other can tell.
-	want := map[kvcache.BlockHash]string{}
-	for _, set := range sets {
-		err := s.eachBlock(ctx, set.key, func(b kvcache.BlockHash, _ kvcache.EngineHash) error {
-			want[b] = withBit(want[b], set.slot, set.tier)
-			if set.live {
-				r.Blocks++
-			} else {
-				r.Retired++
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	suspects := map[string]bool{}
-	iter := s.write.HScan(ctx, sh.keys.holders(), 0, "", dumpStep).Iterator()
-	seen := map[string]bool{}
-	for iter.Next(ctx) {
-		field := iter.Val()
-		if !iter.Next(ctx) {
-			break
-		}
-		if !seen[field] {
-			seen[field] = true
-			r.Holders++
-		}
-		b, err := kvcache.ParseBlockHash(field)
-		if err != nil || want[b] != iter.Val() {
-			suspects[field] = true
-		}
-		delete(want, b)
-	}
-	if err := iter.Err(); err != nil {
-		return err
-	}
-	for b := range want {
-		if !seen[b.String()] {
-			suspects[b.String()] = true
-		}
-	}
-	for step := range slices.Chunk(slices.Sorted(maps.Keys(suspects)), verifyStep) {
-		wrong, err := s.verify(ctx, sh, sets, version, step, repair)
-		for tries := 0; errors.Is(err, errMoved) && tries < 50; tries++ {
-			// The comparison is whole in itself: only the list of sorted sets is out of date.
-			if sets, version, err = s.holderSets(ctx, sh); err == nil {
-				wrong, err = s.verify(ctx, sh, sets, version, step, repair)
-			}
-		}
-		if err != nil {
-			return err
-		}
-		for _, b := range wrong {
-			r.problem("holders of block %s differ from the sorted sets", b)
-			if repair {
-				r.Repaired++
-			}
 		}
 	}
 	return nil
 }
 
-// verify compares some blocks atomically.
-func (s *Store) verify(ctx context.Context, sh *shard, sets []holderSet, version string, blocks []string, repair bool) ([]string, error) {
-	keys := []string{sh.keys.holders(), sh.keys.version()}
-	flag := "0"
-	if repair {
-		flag = "1"
+// orphans looks at the blocks of worker ranks that have no stream.
+func (x *shardCheck) orphans(ctx context.Context) error {
+	for w, own := range x.owners {
+		if len(own.blocks) == 0 || x.broken[x.shard.keys.stream(w)] {
+			continue
+		}
+		v, err := scripts.orphans.run(ctx, x.s.write, append([]string{x.shard.keys.stream(w)}, own.blocks...), boolArg(x.repair))
+		if err != nil {
+			return err
+		}
+		if len(v) != 1 {
+			return errShortReply
+		}
+		if v[0] != "0" {
+			x.r.problem(x.repair, "%s has blocks and no stream", w)
+		}
 	}
-	args := []any{version, flag, strconv.Itoa(len(blocks))}
-	for _, b := range blocks {
-		args = append(args, b)
-	}
-	for _, set := range sets {
-		keys = append(keys, set.key)
-		args = append(args, strconv.Itoa(set.slot)+":"+strconv.Itoa(int(set.tier)))
-	}
-	v, err := scripts.verify.run(ctx, s.write, keys, args...)
-	if err != nil {
-		return nil, err
-	}
-	if len(v) == 0 {
-		return nil, errShortReply
-	}
-	if v[0] != "0" {
-		return nil, errMoved
-	}
-	return v[1:], nil
-}
-
-// withBit is a nibble string with one more bit.
-func withBit(s string, slot int, t kvcache.Tier) string {
-	b := []byte(s)
-	for len(b) <= slot/2 {
-		b = append(b, 0)
-	}
-	b[slot/2] |= 1 << t << (slot % 2 * 4)
-	return string(b)
+	return nil
 }

@@ -47,8 +47,19 @@ func (s *Store) Dump(ctx context.Context, id kvcache.PoolID, f func(kvcache.Rout
 	return nil
 }
 
-// eachBlock reads a sorted set in the order of its scores, in steps that go on from the last score.
+// eachBlock reads the blocks of a tier.
 func (s *Store) eachBlock(ctx context.Context, key string, f func(kvcache.BlockHash, kvcache.EngineHash) error) error {
+	return s.eachMember(ctx, key, func(member string, score float64) error {
+		b, err := kvcache.ParseBlockHash(member)
+		if err != nil {
+			return fmt.Errorf("block hash %q in %s: %w", member, key, ErrCorrupt)
+		}
+		return f(b, kvcache.EngineHash(score))
+	})
+}
+
+// eachMember reads a sorted set in the order of its scores, in steps that go on from the last score.
+func (s *Store) eachMember(ctx context.Context, key string, f func(member string, score float64) error) error {
 	from := "-inf"
 	last := -1.0
 	seen := map[string]bool{} // members with the last score: the next step reads them again
@@ -73,11 +84,7 @@ func (s *Store) eachBlock(ctx context.Context, key string, f func(kvcache.BlockH
 			}
 			seen[member] = true
 			news++
-			b, err := kvcache.ParseBlockHash(member)
-			if err != nil {
-				return fmt.Errorf("block hash %q in %s: %w", member, key, ErrCorrupt)
-			}
-			if err := f(b, kvcache.EngineHash(z.Score)); err != nil {
+			if err := f(member, z.Score); err != nil {
 				return err
 			}
 		}

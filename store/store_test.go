@@ -565,44 +565,6 @@ func testDump(t *testing.T, url string) {
 	}
 }
 
-func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
-	s := open(t, url)
-	a, b := register(t, s, rank("a", 0)), register(t, s, rank("b", 0))
-	p := chain(1, 100)
-	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
-	apply(t, s, &b, 0, store.Applied, storeAll("b", kvcache.Host, p...))
-	full := map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(100), rank("b", 0): {Host: 100, Disk: 100, Any: 100}}
-	want(t, s, p, full)
-
-	raw := client(t, url)
-	tag := "wr:1:{default:llama %7B3%7D%231#0}:" // also pins the key layout
-	ctx := t.Context()
-	for name, damage := range map[string]func() error{
-		"holder lost":     func() error { return raw.HDel(ctx, tag+"holders", p[3].String()).Err() },
-		"holder invented": func() error { return raw.HSet(ctx, tag+"holders", "00000000000000ff", "\x01").Err() },
-		"bit lost":        func() error { return raw.HSet(ctx, tag+"holders", p[0].String(), "\x20").Err() },
-		"bit too many":    func() error { return raw.HSet(ctx, tag+"holders", p[1].String(), "\x21\x07").Err() },
-		"no block hash":   func() error { return raw.HSet(ctx, tag+"holders", "nonsense", "x").Err() },
-		"slot of nobody":  func() error { return raw.HSet(ctx, tag+"slots", "9", "ghost/0").Err() },
-	} {
-		if err := damage(); err != nil {
-			t.Fatal(err)
-		}
-		r, err := s.Check(ctx, testPool, false)
-		if err != nil || r.Found != 1 || len(r.Problems) != 1 || r.Repaired != 0 {
-			t.Fatalf("%s: %+v, %v", name, r, err)
-		}
-		if r, err = s.Check(ctx, testPool, true); err != nil || r.Found != 1 || r.Repaired != 1 {
-			t.Fatalf("%s: repair: %+v, %v", name, r, err)
-		}
-		clean(t, s)
-		want(t, s, p, full)
-	}
-	if _, err := s.Check(ctx, kvcache.PoolID{Model: "none"}, false); !errors.Is(err, store.ErrInvalid) {
-		t.Fatalf("check of no pool: %v", err)
-	}
-}
-
 func client(t testing.TB, url string) redis.UniversalClient {
 	t.Helper()
 	_, hosts, _ := strings.Cut(url, "://")

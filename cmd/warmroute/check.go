@@ -18,14 +18,16 @@ import (
 type checkCmd struct {
 	Redis  indexOptions `embed:"" group:"Redis"`
 	Pool   []string     `placeholder:"TENANT:MODEL" help:"Pools to check (default: all)." env:"-"`
-	Repair bool         `help:"Put right what differs: rebuild holders from the sorted sets." env:"-"`
+	Repair bool         `help:"Put right what differs, from the sorted sets and the streams." env:"-"`
 	JSON   bool         `help:"Print one JSON object per pool." env:"-"`
 }
 
 // Help is the long form of the command's help.
 func (checkCmd) Help() string {
-	return `Compares, in every pool and shard, the sorted sets (the truth) with the holders hash that
-lookups read and with the slot map. It is safe while the index is in use.
+	return `Proves, in every pool and shard, that the sorted sets (the truth), the holders hash that lookups read,
+the slot map, the streams and the workers' places agree. It is safe while the index is in use, and reads in
+small steps. What --repair cannot derive from the sorted sets and streams, such as a watermark, makes the stream
+begin a new generation, which the indexer fills by replay.
 
 Example: is the index sound?
 
