@@ -153,8 +153,8 @@ func (s *stream) run(ctx context.Context) {
 			s.log.Error("stream failed, rebuilding it", "error", err)
 			s.update(func(v *Status) { v.Error = err.Error() })
 		}
-		if time.Since(start) > stableAfter {
-			b.Reset()
+		if lasted := time.Since(start); lasted > stableAfter || lasted > time.Second && errors.Is(err, errAgain) {
+			b.Reset() // a Redis that is emptied again and again is no fault of the stream's
 		}
 		if pause(ctx, b) != nil {
 			return

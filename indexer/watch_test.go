@@ -2,11 +2,14 @@ package indexer
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/warmroute/warmroute/indexer/zmtp/zmtptest"
 	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
 	"github.com/warmroute/warmroute/store/storetest"
 )
 
@@ -171,4 +174,56 @@ func TestUnregisteredForAll(t *testing.T) {
 	if streams, err := st.Streams(t.Context(), testPool); err != nil || len(streams) != 0 {
 		t.Fatalf("%+v %v", streams, err)
 	}
+}
+
+// losing is a store that forgets its stream when told so.
+type losing struct {
+	agreeable
+	lost       atomic.Bool
+	registered atomic.Int32
+}
+
+func (l *losing) Register(ctx context.Context, id store.StreamID, r store.Registration) (store.Stream, bool, error) {
+	l.lost.Store(false)
+	l.registered.Add(1)
+	return l.agreeable.Register(ctx, id, r)
+}
+
+func (l *losing) Follow(ctx context.Context, id store.StreamID, r store.Registration) (store.Stream, bool, error) {
+	return l.Register(ctx, id, r)
+}
+
+func (l *losing) Stream(ctx context.Context, id store.StreamID) (store.Stream, bool, error) {
+	if l.lost.Load() {
+		return store.Stream{}, false, nil
+	}
+	return l.agreeable.Stream(ctx, id)
+}
+
+// A Redis that is emptied every few seconds finds the stream as quick the tenth time as the first.
+func TestRedisEmptiedAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := &losing{}
+		ix, err := New(Options{Store: st, Listen: "127.0.0.1:0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = ix.Close() }()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s := newStream(ix, publisher{id: store.StreamID{Pool: testPool, WorkerRank: kvcache.WorkerRank{Worker: "w"}}, reg: store.Registration{BlockSize: 4}})
+		go s.run(ctx)
+		for i := range int32(10) {
+			time.Sleep(2 * time.Second)
+			st.lost.Store(true)
+			s.nudge()
+			time.Sleep(2 * ix.timing.retry) // the longest first wait
+			synctest.Wait()
+			if n := st.registered.Load(); n != i+2 {
+				t.Fatalf("emptied %d times, registered %d times", i+1, n)
+			}
+		}
+		cancel()
+		<-s.done
+	})
 }
