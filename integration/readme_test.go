@@ -88,7 +88,12 @@ func TestDocumentationLinksLeadSomewhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range append(pages, "../README.md", "../CONTRIBUTING.md", "../CHANGELOG.md") {
+	guides, err := filepath.Glob("../docs/guides/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages = append(pages, guides...)
+	for _, page := range append(pages, "../deploy/README.md", "../README.md", "../CONTRIBUTING.md", "../CHANGELOG.md") {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
