@@ -117,6 +117,9 @@ func (f *Frontend) fellBack(k *knowledge, reason string) {
 // linkOfPools is the link to the configuration of the pools whose shards the store does not know yet.
 const linkOfPools = "pools"
 
+// linkOfLoads ends the names of the links to what all frontends have under way.
+const linkOfLoads = " leases"
+
 // away tells whether all links that lead to a pool are down, and why.
 func (f *Frontend) away(pool kvcache.PoolID) (reason string, away bool) {
 	shards := pool.String() + "#"

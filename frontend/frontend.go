@@ -46,6 +46,7 @@ type Frontend struct {
 	fleet     *fleet.Fleet
 	metrics   *metrics
 	inFlight  *inflight.Counts
+	attempts  attempts
 	breakers  *breaker.Set[fleet.Key]
 	keeper    *reserve.Keeper   // nil without an index
 	recorder  *predict.Recorder // likewise
@@ -84,12 +85,13 @@ func New(o Options) (*Frontend, error) {
 	}
 	f.judge = feedback.New(feedback.Options{Changed: f.judged, Registerer: o.Registerer})
 	f.instance = newInstance()
+	f.attempts.at, f.attempts.alive = map[fleet.Key]map[*attempt]struct{}{}, stillAlive
 	f.reverse = f.newProxy()
 	var err error
 	fo := fleet.Options{
 		Workers: o.Workers, Names: o.WorkerDNS, NamesInterval: o.WorkerDNSInterval, File: o.SnapshotFile, Interval: o.PollInterval, Timeout: o.PollTimeout, Transport: f.transport,
 		Token: o.WorkerToken, Logger: o.Logger,
-		Gone: f.workerGone,
+		Gone: f.workerGone, Lost: f.attempts.lost,
 	}
 	if o.Index != nil {
 		fo.Catalog = o.Index

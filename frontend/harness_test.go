@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +33,8 @@ type engine struct {
 	serve  func(w http.ResponseWriter, r *http.Request, body []byte) // OpenAI routes; nil answers {}
 	tokens func(w http.ResponseWriter, r *http.Request, body []byte) // /tokenize
 
+	vanished atomic.Bool // it takes connections, and answers no poll
+
 	mu       sync.Mutex
 	requests []*http.Request // of OpenAI routes
 	bodies   [][]byte
@@ -52,6 +55,10 @@ func newEngine(t testing.TB, id string) *engine {
 
 func (e *engine) handle(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
+	if e.vanished.Load() {
+		abort(w)
+		return
+	}
 	switch {
 	case r.URL.Path == "/health":
 	case r.URL.Path == "/v1/models":

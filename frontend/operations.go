@@ -3,6 +3,7 @@ package frontend
 import (
 	"encoding/json"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -86,6 +87,14 @@ func (f *Frontend) indexHealth(s *fleet.Snapshot, list *[]component) indexHealth
 	links := f.o.Index.Links()
 	shards, down, poolsDown := 0, 0, false
 	for _, l := range links {
+		if pool, ok := strings.CutSuffix(l.Shard, linkOfLoads); ok { // no overlaps hang on it
+			w := component{Name: "loads/" + pool, Status: "up", Since: &l.Since}
+			if !l.Up {
+				w.Status, w.Detail = "down", l.Reason
+			}
+			*list = append(*list, w)
+			continue
+		}
 		w := component{Name: "index/" + l.Shard, Status: "up", Since: &l.Since}
 		if !l.Up {
 			w.Status, w.Detail = "down", l.Reason

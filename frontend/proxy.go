@@ -147,13 +147,13 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 		if try == 0 {
 			f.metrics.routeSeconds.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
 		}
-		a := newAttempt(req.Context(), f.o.ResponseHeaderTimeout)
+		worker := x.chosen.node.Key()
+		a := f.attempts.begin(req.Context(), worker, f.o.ResponseHeaderTimeout)
 		res, err := f.transport.RoundTrip(x.outgoing(a.ctx, req))
 		if err == nil && res.StatusCode == http.StatusSwitchingProtocols { // nobody asked for it
 			_ = res.Body.Close()
 			err = errors.New("the worker switches protocols")
 		}
-		worker := x.chosen.node.Key()
 		if err == nil {
 			f.breakers.Report(worker, outcomeOf(res.StatusCode))
 			a.stream(res, f.watch(req.Context(), x, res, pool))
@@ -168,18 +168,18 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 			f.breakers.Report(worker, breaker.Neutral)
 			return nil, errClientGone
 		}
-		if reason == failStale {
-			// An idle connection that was closed says nothing; but the worker may have died of the request, so it
-			// does not go to many.
-			f.breakers.Report(worker, breaker.Neutral)
+		outcome := breaker.Failure
+		if reason == failStale { // an idle connection that was closed says nothing
+			outcome = breaker.Neutral
+		}
+		f.breakers.Report(worker, outcome)
+		if reason == failStale || reason == failLost { // the worker may have died of the request
 			x.risked++
 			retry = retry && x.risked < maxRisked
-		} else {
-			f.breakers.Report(worker, breaker.Failure)
 		}
 		f.workerFailed(x, reason, err)
 		switch reason {
-		case failDial, failStale:
+		case failDial, failStale, failLost:
 			last = errUnreachable
 			var timeout net.Error
 			if errors.As(err, &timeout) && timeout.Timeout() {

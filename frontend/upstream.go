@@ -6,15 +6,19 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptrace"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/warmroute/warmroute/frontend/fleet"
 )
 
 // Causes of a cancelled attempt that are not the client's.
 var (
 	errHeaderTimeout = errors.New("the response header did not come in time")
 	errIdleTimeout   = errors.New("the response stood still for too long")
+	errWorkerLost    = errors.New("the worker does not answer any more")
 )
 
 // Reasons of upstream_errors_total and upstream_retries_total.
@@ -25,21 +29,65 @@ const (
 	failBroken  = "broken"         // connected, then broken before a response header
 	failIdle    = "idle_timeout"   // the response stood still
 	failAborted = "aborted"        // the response broke off in its midst
+	failLost    = "lost"           // the worker answers nobody any more
 )
 
 // attempt is one try of a request at one worker.
 type attempt struct {
 	ctx    context.Context // the attempt's; ends the work at the worker
 	cancel context.CancelCauseFunc
+	leave  func()      // [attempts.enter]
 	timer  *time.Timer // cancels with errHeaderTimeout, later with errIdleTimeout
 	late   atomic.Pointer[error]
 
 	connected atomic.Int64 // when, in Unix nanoseconds; 0 means never
 	reused    atomic.Bool
-	answered  atomic.Bool // a byte of the response came
+	answered  atomic.Bool  // a byte of the response came
+	heard     atomic.Int64 // when the last part of the response came, in Unix nanoseconds
 }
 
-func newAttempt(parent context.Context, headerTimeout time.Duration) *attempt {
+// attempts are those under way, by worker.
+type attempts struct {
+	alive time.Duration // default [stillAlive]
+
+	mu sync.Mutex
+	at map[fleet.Key]map[*attempt]struct{}
+}
+
+// enter notes an attempt until leave is called.
+func (s *attempts) enter(k fleet.Key, a *attempt) (leave func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at[k] == nil {
+		s.at[k] = map[*attempt]struct{}{}
+	}
+	s.at[k][a] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if delete(s.at[k], a); len(s.at[k]) == 0 {
+			delete(s.at, k)
+		}
+	}
+}
+
+// stillAlive is how recently a worker that answers no poll must have sent something to count as alive: one that is only busy
+// goes on streaming.
+const stillAlive = 5 * time.Second
+
+// lost ends what waits for a worker that is not there any more.
+func (s *attempts) lost(k fleet.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for a := range s.at[k] {
+		if time.Since(time.Unix(0, a.heard.Load())) > s.alive {
+			a.cancel(errWorkerLost)
+		}
+	}
+}
+
+// attempt begins one at a worker.
+func (s *attempts) begin(parent context.Context, k fleet.Key, headerTimeout time.Duration) *attempt {
 	a := &attempt{}
 	ctx, cancel := context.WithCancelCause(parent)
 	a.cancel = cancel
@@ -52,6 +100,7 @@ func newAttempt(parent context.Context, headerTimeout time.Duration) *attempt {
 		},
 		GotFirstResponseByte: func() { a.answered.Store(true) },
 	})
+	a.leave = s.enter(k, a)
 	return a
 }
 
@@ -63,6 +112,8 @@ func (a *attempt) fault(err error, window time.Duration) (reason string, retry b
 	switch {
 	case errors.Is(context.Cause(a.ctx), errHeaderTimeout):
 		return failHeader, false
+	case errors.Is(context.Cause(a.ctx), errWorkerLost):
+		return failLost, true // whatever it had begun with, nobody goes on with it
 	case at == 0:
 		return failDial, true
 	case a.reused.Load() && !a.answered.Load() && isHangup(err) && time.Since(time.Unix(0, at)) < window:
@@ -78,6 +129,7 @@ func isHangup(err error) bool {
 
 // end releases the attempt.
 func (a *attempt) end() {
+	a.leave()
 	a.timer.Stop()
 	a.cancel(nil)
 }
@@ -97,6 +149,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	b.a.timer.Reset(b.idle)
 	n, err := b.ReadCloser.Read(p)
 	b.a.timer.Stop()
+	b.a.heard.Store(time.Now().UnixNano())
 	if n > 0 {
 		if b.first != nil {
 			b.first()
@@ -109,9 +162,12 @@ func (b *answerBody) Read(p []byte) (int, error) {
 		b.ended = nil
 	}
 	if err != nil && err != io.EOF && b.broke != nil {
-		if errors.Is(context.Cause(b.a.ctx), errIdleTimeout) {
-			b.broke(failIdle, errIdleTimeout)
-		} else {
+		switch cause := context.Cause(b.a.ctx); {
+		case errors.Is(cause, errIdleTimeout):
+			b.broke(failIdle, cause)
+		case errors.Is(cause, errWorkerLost):
+			b.broke(failLost, cause)
+		default:
 			b.broke(failAborted, err)
 		}
 		b.broke = nil

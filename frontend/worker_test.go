@@ -15,6 +15,8 @@ import (
 
 	"github.com/warmroute/warmroute/frontend/breaker"
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/inflight"
+	"github.com/warmroute/warmroute/kvcache"
 )
 
 // What counts against a worker, and what does not. H20: client errors evict nobody.
@@ -316,4 +318,81 @@ func TestStreamOccupiesMoreBlocks(t *testing.T) {
 	close(next)
 	_, _ = io.Copy(io.Discard, res.Body)
 	f.wantIdle()
+}
+
+// H08: a worker that vanishes without a word holds nobody for long. What waits for its answer goes to another, a stream
+// that stands still is broken off; one that goes on, from a worker that is only too busy for polls, stays.
+func TestLostWorkerHoldsNobody(t *testing.T) {
+	const waits, streams, goesOn = `{"model":"llama","prompt":[1]}`, `{"model":"llama","prompt":[1],"stream":true}`, `{"model":"llama","prompt":[1],"stream":true,"x":1}`
+	e1, e2 := newEngine(t, "w1"), newEngine(t, "w2")
+	chunks := make(chan string)
+	e1.serve = func(w http.ResponseWriter, r *http.Request, body []byte) {
+		switch string(body) {
+		case goesOn:
+			for c := range chunks {
+				_, _ = io.WriteString(w, c)
+				w.(http.Flusher).Flush()
+			}
+			return
+		case streams:
+			_, _ = io.WriteString(w, "data: 1\n\n")
+			w.(http.Flusher).Flush()
+		}
+		<-r.Context().Done()
+	}
+	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e1.worker(), e2.worker()}, PollInterval: 10 * time.Millisecond})
+	go func() { chunks <- "data: 0\n\n" }()
+	busy, err := client.Do(f.request(t.Context(), completions, goesOn, headerAllowed, "w1"))
+	if err == nil {
+		_, err = io.ReadFull(busy.Body, make([]byte, 9))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Body.Close()
+	f.attempts.mu.Lock()
+	for _, of := range f.attempts.at {
+		for a := range of {
+			a.heard.Store(time.Now().Add(time.Hour).UnixNano()) // as if it had just sent something
+		}
+	}
+	f.attempts.alive = 0
+	f.attempts.mu.Unlock()
+
+	still, err := client.Do(f.request(t.Context(), completions, streams, headerWorker, "w1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer still.Body.Close()
+	_, _ = io.ReadFull(still.Body, make([]byte, 9))
+	moved := make(chan *http.Response)
+	for range 4 { // so that w1 is the better one
+		f.inFlight.Add(inflight.Place{Tenant: "default", WorkerRank: kvcache.WorkerRank{Worker: "w2"}}, Load{Requests: 1, DecodeBlocks: 100})
+	}
+	go func() {
+		res, _ := f.post(completions, waits)
+		moved <- res
+	}()
+	f.eventually("w1 has all three", func() bool { return e1.served() == 3 })
+	e1.vanished.Store(true)
+	if _, err := io.ReadAll(still.Body); err == nil {
+		t.Error("the stream ends as if it were complete")
+	}
+	if res := <-moved; res.StatusCode != 200 || res.Header.Get(headerWorker) != "w2" {
+		t.Errorf("%d from %s", res.StatusCode, res.Header.Get(headerWorker))
+	}
+	chunks <- "data: 1\n\n"
+	close(chunks)
+	if b, err := io.ReadAll(busy.Body); err != nil || string(b) != "data: 1\n\n" {
+		t.Errorf("the stream that goes on: %q, %v", b, err)
+	}
+	for reason, n := range map[string]float64{failLost: 2} {
+		if got := f.metric("warmroute_upstream_errors_total", "reason", reason); got != n {
+			t.Errorf("%v attempts were %s", got, reason)
+		}
+	}
+	f.eventually("requests end", func() bool { return f.underWay.used.Load() == 0 })
+	if len(f.attempts.at) != 0 {
+		t.Errorf("attempts left over: %v", f.attempts.at)
+	}
 }

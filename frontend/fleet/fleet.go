@@ -105,6 +105,9 @@ type Options struct {
 	Resolver Resolver
 	// Token is sent to the workers as bearer token; "" means none.
 	Token string
+	// Lost, if set, is called when a worker has not answered three polls in a row, or leaves without answering: nobody works
+	// on what was sent to it. It must not call the fleet.
+	Lost func(Key)
 	// Logger gets one line per worker, catalog or name that comes or goes. Default: discard.
 	Logger *slog.Logger
 	// Gone, if set, is called with the key of each worker that left.
@@ -146,7 +149,12 @@ type state struct {
 	polled bool // answered /v1/models at least once
 	// unregistered workers were taken out of the index on purpose: they get no new requests.
 	unregistered bool
+
+	unanswered int // polls in a row without any answer
 }
+
+// lostAfter polls in a row without any answer mean that nobody is there any more.
+const lostAfter = 3
 
 // health is what the last poll of a worker said.
 type health struct {

@@ -83,6 +83,14 @@ func (f *Fleet) poll(ctx context.Context, k Key) {
 			is = Draining
 		}
 	}
+	var unreachable *unreachableError
+	if errors.As(err, &unreachable) {
+		if s.unanswered++; s.unanswered == lostAfter && f.o.Lost != nil {
+			f.o.Lost(k)
+		}
+	} else {
+		s.unanswered = 0
+	}
 	changed := !s.tried || is != s.state || cause != s.cause || is == Healthy && !slices.Equal(models, s.models)
 	if !changed {
 		return
@@ -128,7 +136,7 @@ func (f *Fleet) get(ctx context.Context, url string, limit int64) ([]byte, error
 	}
 	res, err := f.o.Transport.RoundTrip(req)
 	if err != nil {
-		return nil, err
+		return nil, &unreachableError{err}
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
@@ -136,6 +144,12 @@ func (f *Fleet) get(ctx context.Context, url string, limit int64) ([]byte, error
 	}
 	return io.ReadAll(io.LimitReader(res.Body, limit))
 }
+
+// unreachableError is a request without an answer.
+type unreachableError struct{ err error }
+
+func (e *unreachableError) Error() string { return e.err.Error() }
+func (e *unreachableError) Unwrap() error { return e.err }
 
 // statusError is an answer that is not 200.
 type statusError struct {

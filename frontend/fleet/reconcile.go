@@ -9,8 +9,8 @@ import (
 )
 
 // findRemoved asks the catalog which of the workers that a complete reading does not list were taken out on
-// purpose. Until they leave, they get no new requests.
-func (f *Fleet) findRemoved(ctx context.Context, pools []kvcache.PoolID, streams []store.Stream) (map[Key]bool, error) {
+// purpose. Until they leave, they get no new requests. Where it does not say, it is as it was.
+func (f *Fleet) findRemoved(ctx context.Context, pools []kvcache.PoolID, streams []store.Stream) map[Key]bool {
 	live := map[Key]bool{}
 	for _, st := range streams {
 		live[KeyOf(st.Pool.Tenant, st.Worker)] = true
@@ -49,13 +49,13 @@ func (f *Fleet) findRemoved(ctx context.Context, pools []kvcache.PoolID, streams
 				}
 				yes, err := f.o.Catalog.Removed(ctx, store.StreamID{Pool: p, WorkerRank: kvcache.WorkerRank{Worker: k.ID, Rank: rank}})
 				if err != nil {
-					return nil, err
+					return nil
 				}
 				removed[k] = yes
 			}
 		}
 	}
-	return removed, nil
+	return removed
 }
 
 // isNamed tells whether a name in DNS leads to a place; f.mu is held.
@@ -92,8 +92,11 @@ func (f *Fleet) reconcile() (added, gone []Key) {
 		added = append(added, k)
 	}
 	for k := range f.workers {
-		if want[k] == nil {
+		if s := f.workers[k]; want[k] == nil {
 			gone = append(gone, k)
+			if s.state == Unhealthy && f.o.Lost != nil {
+				f.o.Lost(k)
+			}
 		}
 	}
 	f.workers = want

@@ -75,14 +75,14 @@ func (f *Fleet) discover(ctx context.Context) (added []Key, err error) {
 	pools, streams, err := f.read(bounded)
 	var removed map[Key]bool
 	if err == nil {
-		removed, err = f.findRemoved(bounded, pools, streams)
+		removed = f.findRemoved(bounded, pools, streams)
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err() // we are going away, not the catalog
 	}
 	f.mu.Lock()
 	f.list(pools, streams, err == nil)
-	if err == nil {
+	if removed != nil {
 		f.removed = removed
 	}
 	for _, s := range streams {
