@@ -126,7 +126,7 @@ func newClient(o redis.UniversalOptions, opts Options, timeout time.Duration) re
 	o.ConnMaxIdleTime = 5 * time.Minute
 	o.DisableIdentity = true
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	o.Dialer = opts.Dialer
+	o.Dialer = newDialer(o, opts)
 	if o.IsClusterMode {
 		// A moved slot is followed. The library counts a node that is dead or answers CLUSTERDOWN as a redirect too, and
 		// would wait between them for longer than a lookup may take.

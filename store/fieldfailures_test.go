@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -45,6 +46,40 @@ func TestDialsDoNotMultiply(t *testing.T) {
 	}
 	if n, probes := float64(dials.Load()), counted(t, reg, "warmroute_index_probes_total"); n > probes+2 {
 		t.Errorf("%v dials for one lookup and %v probes", n, probes)
+	}
+}
+
+// R08: Redis has refused connections for a long time, many more than there may be. The first probe after it is back finds
+// it: nothing of the library's own waits any longer. A probe that finds Redis is the only one that may.
+func TestFirstProbeAfterALongOutageFindsRedis(t *testing.T) {
+	var back atomic.Bool
+	var late atomic.Int64
+	r := storetest.Redis(t)
+	_, _, p := filled(t, r.URL)
+	reg := prometheus.NewRegistry()
+	s := open(t, r.URL, func(o *store.Options) {
+		o.Registerer, o.PoolSize = reg, 2
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if !back.Load() {
+				return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+			}
+			late.Add(1)
+			return (&net.Dialer{}).DialContext(ctx, network, addr)
+		}
+	})
+	if _, _, err := s.Lookup(t.Context(), testPool, p, store.LookupOptions{}); store.Reason(err) != store.ReasonConnection || !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatal(err)
+	}
+	failed := func() float64 { return counted(t, reg, "warmroute_index_probes_total", "result", "failed") }
+	eventually(t, "ten probes", func() bool { return failed() >= 10 })
+	before := failed()
+	back.Store(true)
+	exactAgain(t, s, p)
+	if n := failed() - before; n > 1 { // one may have been under way
+		t.Errorf("%v probes failed although Redis was back", n)
+	}
+	if late.Load() == 0 {
+		t.Error("nobody dialled")
 	}
 }
 

@@ -23,7 +23,8 @@ type link struct {
 	stop    <-chan struct{} // closed with the store
 	probers *sync.WaitGroup
 
-	up atomic.Bool
+	up   atomic.Bool
+	good atomic.Int64 // when the last answer came, in ns since 1970
 
 	mu     sync.Mutex
 	since  time.Time
@@ -42,7 +43,7 @@ func newLink(s *Store, shard string, probe func(context.Context) error) *link {
 		log: s.log, metrics: s.metrics, stop: s.stop, probers: &s.background, since: time.Now(),
 		pause: backoff.NewExponentialBackOff(
 			backoff.WithInitialInterval(25*time.Millisecond),
-			backoff.WithMaxInterval(400*time.Millisecond),
+			backoff.WithMaxInterval(300*time.Millisecond),
 			backoff.WithMultiplier(2),
 			backoff.WithRandomizationFactor(1), // full jitter: 0 to twice the interval
 			backoff.WithMaxElapsedTime(0),      // never gives up
@@ -88,6 +89,16 @@ func (l *link) report(ctx context.Context, err error) error {
 	l.probers.Add(1)
 	go l.restore(context.WithoutCancel(ctx))
 	return err
+}
+
+// answered notes that a call was answered.
+func (l *link) answered() { l.good.Store(time.Now().UnixNano()) }
+
+// starved says whether a call that ran into its deadline tells more of this process than of Redis: it notices that much
+// later, because there is no processor for it, and others have had their answers a moment ago.
+func (l *link) starved(ctx context.Context, budget time.Duration) bool {
+	deadline, ok := ctx.Deadline()
+	return ok && time.Since(deadline) > budget/4 && time.Since(time.Unix(0, l.good.Load())) < 10*budget
 }
 
 // restore probes until the shard answers.

@@ -122,11 +122,13 @@ func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fie
 	if err == nil && a.slots.version == "" {
 		p.doubt() // no index there: if it comes back, it may have another configuration
 	}
-	if err != nil {
+	if err == nil {
+		sh.link.answered()
+	} else {
 		// The deadline is our own, so it counts; a caller that has gone in the meantime does not excuse Redis.
 		err = classify(context.WithoutCancel(caller), fmt.Errorf("look up overlaps: %w", err))
-		if waited > s.opts.LookupBudget/4 && Reason(err) == ReasonTimeout {
-			err = overload(err) // this process's own queue has eaten the time
+		if Reason(err) == ReasonTimeout && (waited > s.opts.LookupBudget/4 || sh.link.starved(ctx, s.opts.LookupBudget)) {
+			err = overload(err) // this process's own queue, or its lack of processors, has eaten the time
 		}
 		a.err = sh.link.report(caller, err)
 	}

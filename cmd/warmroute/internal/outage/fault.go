@@ -64,7 +64,8 @@ func start(ctx context.Context, o Options) (*fault, error) {
 	}, nil
 }
 
-// withClients is a Redis that takes so long for each answer, and clients that come again and again while the fault lasts.
+// withClients is a Redis that takes so long for each answer, and clients that come again and again while the fault lasts,
+// with a rest in between: it is a rush on the connections, not on the processors, that is to be seen.
 func withClients(delay time.Duration, poolSize int, come func(context.Context, *stage.Stage, *counts)) (*fault, error) {
 	dir, err := os.MkdirTemp("", "warmroute-fault-")
 	if err != nil {
@@ -91,7 +92,7 @@ func withClients(delay time.Duration, poolSize int, come func(context.Context, *
 				select {
 				case <-ended:
 					return
-				default:
+				case <-time.After(500 * time.Millisecond):
 				}
 			}
 		})
