@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -35,10 +36,14 @@ type replayCmd struct {
 	Request      float64 `default:"${request}" placeholder:"X" help:"Cost: weight of a request under way, in blocks (default ${default})." env:"-"`
 	Temperature  float64 `default:"0" placeholder:"X" help:"Cost: above 0 the choice is a lottery (default ${default})." env:"-"`
 
-	State string `default:"memory" enum:"memory,redis" placeholder:"WHERE" help:"Where index and loads are: memory, or redis = the real store on a redis-server of its own (default ${default})." env:"-"`
-	Seed  uint64 `default:"1" placeholder:"N" help:"Seed of all chances (default ${default})." env:"-"`
-	JSON  bool   `help:"Print one JSON object." env:"-"`
-	SVG   string `type:"path" placeholder:"FILE" help:"Write a plot of hit ratio and spread over time." env:"-"`
+	State    string  `default:"memory" enum:"memory,redis" placeholder:"WHERE" help:"Where index and loads are: memory, or redis = the real store on a redis-server of its own (default ${default})." env:"-"`
+	Seed     uint64  `default:"1" placeholder:"N" help:"Seed of all chances (default ${default})." env:"-"`
+	RealTime bool    `help:"Real frontends, an indexer and simulated engines in this process, on a redis-server of its own." env:"-"`
+	Speed    float64 `default:"20" placeholder:"X" help:"How many times as fast --real-time runs (default ${default})." env:"-"`
+	Requests int     `placeholder:"N" help:"Replay only the first N requests of the trace." env:"-"`
+
+	JSON bool   `help:"Print one JSON object." env:"-"`
+	SVG  string `type:"path" placeholder:"FILE" help:"Write a plot of hit ratio and spread over time." env:"-"`
 }
 
 // replayDefaults are the weights that the help shows.
@@ -69,13 +74,17 @@ Example: do many frontends choose as well as one?
 
     warmroute replay conversation_trace.jsonl --policy kv --frontends 1,2,4,8 --views shared,own
 
+Example: the same through real processes' code, real HTTP and real event streams, in real time
+
+    warmroute replay conversation_trace.jsonl --real-time --speed 20 --requests 4000 --policy kv,conversation-hash
+
 Example: another weight on blocks that have to be computed
 
     warmroute replay conversation_trace.jsonl --policy kv --miss 1`
 }
 
 // Run replays.
-func (c replayCmd) Run(ctx context.Context, std *stdio) error {
+func (c replayCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger, log *logOptions) error {
 	policies := c.Policy
 	if slices.Equal(policies, []string{"all"}) {
 		policies = replay.Policies
@@ -99,6 +108,12 @@ func (c replayCmd) Run(ctx context.Context, std *stdio) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.Trace, err)
 	}
+	if c.Requests > 0 {
+		trace = trace[:min(c.Requests, len(trace))]
+	}
+	if c.RealTime && slices.Equal(c.Policy, []string{"all"}) {
+		policies = slices.DeleteFunc(slices.Clone(policies), func(p string) bool { return p == replay.LongestPrefix })
+	}
 	p := progress{w: std.Err, drawn: isTerminal(std.Err)}
 	var results []*replay.Result
 	for _, policy := range policies {
@@ -117,7 +132,7 @@ func (c replayCmd) Run(ctx context.Context, std *stdio) error {
 						p.show(name, done, of)
 					}
 				}
-				r, err := replay.Run(ctx, o)
+				r, err := c.replay(ctx, o, log.quiet(logger))
 				p.end()
 				if err != nil {
 					return err
@@ -135,6 +150,13 @@ func (c replayCmd) Run(ctx context.Context, std *stdio) error {
 		return json.NewEncoder(std.Out).Encode(map[string]any{"options": c.settings(), "runs": results})
 	}
 	return replayTable(std.Out, results)
+}
+
+func (c replayCmd) replay(ctx context.Context, o replay.Options, logger *slog.Logger) (*replay.Result, error) {
+	if c.RealTime {
+		return replay.RunReal(ctx, o, c.Speed, logger)
+	}
+	return replay.Run(ctx, o)
 }
 
 func (c replayCmd) options(trace []replay.Request, policy string, frontends int, own bool) replay.Options {

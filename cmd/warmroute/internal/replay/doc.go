@@ -11,5 +11,7 @@
 //
 // # Real time
 //
-// [RunReal] sends the same requests over HTTP to real frontends, which know the fleet through a real index.
+// [RunReal] sends the same requests over HTTP to real frontends in this process, some times as fast. Simulated engines publish real
+// events, a real indexer follows them into a redis-server that is started for it, and the loads are leases there. Prompts are
+// computed faster by the speed; answers are shorter by it, so that their tokens come at their usual pace.
 package replay

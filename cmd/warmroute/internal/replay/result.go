@@ -19,6 +19,8 @@ type Result struct {
 	Busiest float64 `json:"busiest_over_mean"`
 	// TTFT are the times to the first token, in seconds.
 	TTFT Times `json:"ttft_seconds"`
+	// Degraded is how many choices in real time were made without the index.
+	Degraded int `json:"degraded,omitempty"`
 	// Windows are the run in pieces of time.
 	Windows []Window `json:"windows"`
 
