@@ -84,6 +84,10 @@ var Rows = []Row{
 		{Title: "Overlap ratio, spread", Kind: "heatmap", Unit: "percentunit",
 			About:   "How many requests met how warm a worker.",
 			Queries: []Query{{Expr: `sum by (le) (increase(warmroute_overlap_ratio_bucket{job=~"$job"}` + rate + "))", Legend: "{{le}}"}}},
+		{Title: "Cached, against the prediction", Unit: "percentunit",
+			About: "Tokens that workers say they had cached, less those that the index had predicted, as a share of the prompt. Far below 0: stale entries.",
+			Queries: []Query{{Expr: rates("worker", `warmroute_prediction_error_ratio_sum{job=~"$job"}`) + " / " + rates("worker", `warmroute_prediction_error_ratio_count{job=~"$job"}`),
+				Legend: "{{worker}}"}}},
 		{Title: "Blocks per prompt", Unit: "short",
 			About: "Length of the prompts that were looked up.",
 			Queries: []Query{
@@ -108,6 +112,18 @@ var Rows = []Row{
 				{Expr: quantile("0.5", "warmroute_route_seconds"), Legend: "p50"},
 				{Expr: quantile("0.99", "warmroute_route_seconds"), Legend: "p99"},
 			}},
+		{Title: "Workers", Unit: "short",
+			About:   "By what a frontend may send them; open: they fail requests and get none for a while.",
+			Queries: []Query{{Expr: `warmroute_workers{job=~"$job"}`, Legend: "{{instance}} {{state}}"}}},
+		{Title: "Time to choose by the shared loads", Unit: "s",
+			About: "One script, reservation included.",
+			Queries: []Query{
+				{Expr: quantile("0.5", "warmroute_select_seconds"), Legend: "p50"},
+				{Expr: quantile("0.99", "warmroute_select_seconds"), Legend: "p99"},
+			}},
+		{Title: "Chosen by a frontend's own loads", Unit: "reqps",
+			About:   "Because those of all frontends could not be had.",
+			Queries: []Query{{Expr: rates("reason", `warmroute_load_fallbacks_total{job=~"$job"}`), Legend: "{{reason}}", Quiet: firstEvent}}},
 		{Title: "In flight by worker", Unit: "short",
 			About:   "Requests of all frontends at each worker.",
 			Queries: []Query{{Expr: `sum by (worker) (warmroute_upstream_in_flight{job=~"$job"})`, Legend: "{{worker}}"}}},
@@ -162,6 +178,9 @@ var Rows = []Row{
 		{Title: "Since the last event", Unit: "s",
 			About:   "By worker, the newest that any indexer has seen. An idle worker is quiet by right.",
 			Queries: []Query{{Expr: `time() - max by (worker) (warmroute_kv_stream_last_event_timestamp_seconds{job=~"$job"})`, Legend: "{{worker}}"}}},
+		{Title: "Workers that never publish", Unit: "short",
+			About:   "1 for a worker that serves requests and has never published a KV event: see troubleshooting.md.",
+			Queries: []Query{{Expr: `max by (worker) (warmroute_worker_silent{job=~"$job"})`, Legend: "{{worker}}"}}},
 		{Title: "Redis settings that lose the index", Kind: "stat", Width: 4, Unit: "short",
 			About:   "Has to be 0: see operations.md.",
 			Queries: []Query{{Expr: `max(warmroute_index_setting_problems{job=~"$job"})`, Legend: "problems"}}},
@@ -212,7 +231,7 @@ func Dashboard() ([]byte, error) {
 			panels = append(panels, object{
 				"id": id, "type": kind, "title": p.Title, "description": about, "datasource": source, "targets": targets,
 				"gridPos":     object{"x": x, "y": y, "w": width, "h": 8},
-				"fieldConfig": object{"defaults": object{"unit": p.Unit, "min": 0}, "overrides": []any{}},
+				"fieldConfig": object{"defaults": object{"unit": p.Unit}, "overrides": []any{}},
 				"options":     object{},
 			})
 			x += width
