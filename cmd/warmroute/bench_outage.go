@@ -21,6 +21,7 @@ type benchOutageCmd struct {
 	Fault  []string      `default:"all" placeholder:"NAME" help:"Faults to run, or all (default ${default})." env:"-"`
 	Away   time.Duration `default:"5s" placeholder:"TIME" help:"How long each fault lasts (default ${default})." env:"-"`
 	Rate   int           `default:"200" placeholder:"N" help:"Requests per second through two frontends (default ${default})." env:"-"`
+	Budget time.Duration `name:"lookup-budget" default:"20ms" placeholder:"TIME" help:"The lookup budget of the frontends (default ${default})." env:"-"`
 	Policy string        `name:"fallback-policy" default:"conversation-hash" enum:"conversation-hash,least-loaded,round-robin,random" placeholder:"POLICY" help:"The frontends' choice while the index is away (default ${default})." env:"-"`
 	JSON   bool          `help:"Print one JSON object per fault." env:"-"`
 }
@@ -28,7 +29,7 @@ type benchOutageCmd struct {
 // Help is the long form of the command's help.
 func (benchOutageCmd) Help() string {
 	return `Starts Redis servers of its own (redis-server has to be on the PATH), four simulated engines, an indexer and two
-frontends with the default lookup budget, keeps up the load, and lets the fault happen.
+frontends, keeps up the load, and lets the fault happen.
 
 The faults: ` + strings.Join(outage.Faults(), ", ") + `.
 
@@ -44,8 +45,8 @@ func (c benchOutageCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger
 	if _, err := exec.LookPath(redisproc.Program); err != nil {
 		return fmt.Errorf("this benchmark runs Redis servers of its own, and %s is not on the PATH: install it (apt-get install redis-server)", redisproc.Program)
 	}
-	if c.Away <= 0 || c.Rate < 1 {
-		return usagef("--away and --rate must be positive")
+	if c.Away <= 0 || c.Budget <= 0 || c.Rate < 1 {
+		return usagef("--away, --lookup-budget and --rate must be positive")
 	}
 	names := c.Fault
 	if slices.Equal(names, []string{"all"}) {
@@ -61,7 +62,7 @@ func (c benchOutageCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger
 	var bad []string
 	for _, n := range names {
 		r, err := outage.Run(ctx, outage.Options{
-			Fault: n, Fallback: c.Policy, Away: c.Away, Rate: c.Rate, Logger: log.quiet(logger), Progress: p.show,
+			Fault: n, Fallback: c.Policy, LookupBudget: c.Budget, Away: c.Away, Rate: c.Rate, Logger: log.quiet(logger), Progress: p.show,
 		})
 		if err != nil {
 			p.end()
