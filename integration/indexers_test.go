@@ -234,7 +234,7 @@ func TestIndexerRestartLeavesNoDecisionBlind(t *testing.T) {
 	const prompts, blocks, blockSize, asked = 50, 2_000, 16, 64
 	redis := startRedis(t)
 	engines := []*engine{startEngine(t, "e0", "--blocks=120000"), startEngine(t, "e1", "--blocks=120000")}
-	_, frontend := startFrontend(t, redis.url(), workers(engines...)...)
+	_, frontend := startFrontend(t, redis.url(), append(workers(engines...), "--predict-ttl=0s")...) // what the engines hold alone counts
 	ix, url := startIndexer(t, redis.url(), workers(engines...)...)
 	awaitFollowing(t, url, engines...)
 	prompt := func(p, blocks int) []int {
