@@ -267,3 +267,29 @@ func TestFailedSave(t *testing.T) {
 	applyBatch(t, s, &a, &b, store.Applied)
 	clean(t, s)
 }
+
+// L02: a message without a block is no error, moves the watermark, and what comes after it is applied.
+func TestMessageWithoutBlocks(t *testing.T) {
+	for name, url := range map[string]string{"redis": storetest.Redis(t).URL, "miniredis": miniredisURL(t)} {
+		t.Run(name, func(t *testing.T) {
+			s, a, p := filled(t, url)
+			apply(t, s, &a, 1, store.Applied, func(*store.Batch) {})
+			apply(t, s, &a, 2, store.Applied, func(b *store.Batch) {
+				removeAll("a", kvcache.Device, p[39])(b)
+				b.Message(3)
+				b.Message(4)
+				removeAll("a", kvcache.Device, p[38])(b)
+			})
+			want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(38)})
+			if st, ok, err := s.Stream(t.Context(), a.StreamID); !ok || err != nil || st.Seq != 4 {
+				t.Errorf("%+v %v %v", st, ok, err)
+			}
+			clean(t, s)
+		})
+	}
+}
+
+func miniredisURL(t *testing.T) string {
+	_, url := storetest.Miniredis(t)
+	return url
+}
