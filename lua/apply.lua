@@ -12,14 +12,14 @@
 -- ARGV[1] gen      generation that the caller believes in
 -- ARGV[2] first    sequence number of the first message
 -- ARGV[3] last     sequence number of the last message
--- ARGV[4] flags    may contain f (apply over a gap) and s (count no copies)
+-- ARGV[4] flags    may contain f (apply over a gap), s (count no copies) and k (keep the watermark: what is stored comes from elsewhere than the stream)
 -- ARGV[5] now_ms   the caller's clock, for updated_ms
 -- ARGV[6] marks    "seq:index ..." the ARGV index at which each message's operations begin
 -- ARGV[7..] runs   "s0".."s2" (store on tier), "r0".."r2" (remove) or "x0".."x2" (remove, block hash known), count of
 --                  values that follow, then the values: score, block hash for s and x; score for r.
 --                  A block occurs once in a run. x trusts the caller's block hash where the tier holds that block.
 -- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap, 3 stale; seq is the watermark now
--- Effects: idempotent (a repetition is a duplicate); O(blocks · log blocks of the worker)
+-- Effects: idempotent (a repetition is a duplicate; with k, what is stored already); O(blocks · log blocks of the worker)
 local stream, holders = KEYS[1], KEYS[2]
 local blocks = {KEYS[3], KEYS[4], KEYS[5]}
 local copies = {KEYS[6], KEYS[7], KEYS[8]}
@@ -34,17 +34,18 @@ if have[1] ~= gen then
   return {3, have[2] or '-1'}
 end
 local seq = tonumber(have[2])
-if tonumber(last) <= seq then
+local keep = string.find(flags, 'k', 1, true)
+if not keep and tonumber(last) <= seq then
   return {1, have[2]}
 end
-if tonumber(first) > seq + 1 and not string.find(flags, 'f', 1, true) then
+if not keep and tonumber(first) > seq + 1 and not string.find(flags, 'f', 1, true) then
   return {2, have[2]}
 end
 local count_copies = not string.find(flags, 's', 1, true)
 
 -- Where another caller has applied the first messages already, begin after them.
 local start = 7
-if tonumber(first) <= seq then
+if not keep and tonumber(first) <= seq then
   start = #ARGV + 1
   for s, at in string.gmatch(marks, '(%d+):(%d+)') do
     if tonumber(s) > seq then
@@ -316,6 +317,10 @@ while i <= #ARGV do
       remove(tier, from, to, kind == 120)
     end
   end
+end
+if keep then
+  call('HSET', stream, 'updated_ms', now_ms)
+  return {0, have[2]}
 end
 call('HSET', stream, 'seq', last, 'updated_ms', now_ms)
 return {0, last}

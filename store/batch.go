@@ -18,6 +18,8 @@ type Batch struct {
 	// Set counts no copies: a block that was stored twice is gone after one removal.
 	Set bool
 
+	restore bool // keep the watermark: see [Restorer]
+
 	first, last int64
 	messages    int
 	ops         int
@@ -162,6 +164,9 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 	}
 	if b.Set {
 		flags += "s"
+	}
+	if b.restore {
+		flags += "sk"
 	}
 	k, w := sh.keys, st.WorkerRank
 	keys := []string{

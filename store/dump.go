@@ -1,9 +1,12 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/warmroute/warmroute/kvcache"
@@ -12,14 +15,18 @@ import (
 // dumpStep is how many blocks one step of a dump or a check reads.
 const dumpStep = 500
 
-// Dump calls f for every stored block of a pool, predicted ones left out, worker by worker. It
-// reads in bounded steps: a block that is stored throughout the dump is in it once, one that comes or
-// goes meanwhile may be. An error of f ends the dump and is returned as it is.
+// Dump calls f for every stored block of a pool, predicted ones left out, worker by worker in the order of their names. Every
+// event that was acknowledged before the call is in it. It reads in bounded steps: a block that is stored
+// throughout the dump is in it once, one that comes or goes meanwhile may be. An error of f ends the dump and is
+// returned as it is. A [Restorer] makes an index from it.
 func (s *Store) Dump(ctx context.Context, id kvcache.PoolID, f func(kvcache.RouterEvent) error) error {
 	streams, err := s.Streams(ctx, id)
 	if err != nil {
 		return err
 	}
+	slices.SortFunc(streams, func(a, b Stream) int {
+		return cmp.Or(strings.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
+	})
 	eventID := uint64(0)
 	for _, st := range streams {
 		sh, err := s.shard(ctx, st)

@@ -46,6 +46,8 @@ func conform(t *testing.T, url string) {
 		{"Sizes", testSizes},
 		{"HashExtremes", testHashExtremes},
 		{"Dump", testDump},
+		{"DumpLoadDump", testDumpLoadDump},
+		{"RestoreIntoALiveIndex", testRestoreIntoALiveIndex},
 		{"CheckFindsAndRepairsDamage", testCheckFindsAndRepairsDamage},
 		{"UnknownPoolIsEmptyNotAnError", testUnknownPoolIsEmptyNotAnError},
 		{"TreeSizes", testTreeSizes},

@@ -49,6 +49,8 @@ type cli struct {
 	Events   eventsCmd   `cmd:"" help:"Show the KV events that an engine publishes."`
 	Plan     planCmd     `cmd:"" help:"Size Redis for a fleet."`
 	Check    checkCmd    `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
+	Dump     dumpCmd     `cmd:"" help:"Write the stored blocks of a pool, one JSON line each."`
+	Load     loadCmd     `cmd:"" help:"Make an index from a dump."`
 	Decode   decodeCmd   `cmd:"" help:"Say what a captured event payload means."`
 	Bench    benchCmd    `cmd:"" help:"Measure the index on a Redis server."`
 	Replay   replayCmd   `cmd:"" help:"Replay a trace: what is each policy worth?"`
