@@ -328,7 +328,7 @@ func (f *Frontend) choose(ctx context.Context, x *exchange) error {
 		if p.shared {
 			x.lease = f.inFlight.Add(x.chosen.place(), w.adds(x.chosen))
 		}
-		if f.keeper != nil && !w.local {
+		if f.keeper != nil && !x.bypass { // with Redis away too: what is still under way when it is back counts again
 			x.reserved = f.keeper.Take(target.Pool, f.ask(&w, []candidate{*x.chosen}, choose.Weights{}), p.held)
 		}
 		if !f.breakers.Begin(x.chosen.node.Key()) { // another request has begun the one trial in between
