@@ -39,7 +39,7 @@ type replayCmd struct {
 	State    string  `default:"memory" enum:"memory,redis" placeholder:"WHERE" help:"Where index and loads are: memory, or redis = the real store on a redis-server of its own (default ${default})." env:"-"`
 	Seed     uint64  `default:"1" placeholder:"N" help:"Seed of all chances (default ${default})." env:"-"`
 	RealTime bool    `help:"Real frontends, an indexer and simulated engines in this process, on a redis-server of its own." env:"-"`
-	Speed    float64 `default:"20" placeholder:"X" help:"How many times as fast --real-time runs (default ${default})." env:"-"`
+	Speed    float64 `default:"10" placeholder:"X" help:"How many times as fast --real-time runs (default ${default})." env:"-"`
 	Requests int     `placeholder:"N" help:"Replay only the first N requests of the trace." env:"-"`
 
 	JSON bool   `help:"Print one JSON object." env:"-"`
@@ -76,7 +76,7 @@ Example: do many frontends choose as well as one?
 
 Example: the same through real processes' code, real HTTP and real event streams, in real time
 
-    warmroute replay conversation_trace.jsonl --real-time --speed 20 --requests 4000 --policy kv,conversation-hash
+    warmroute replay conversation_trace.jsonl --real-time --requests 2000 --policy kv,conversation-hash
 
 Example: another weight on blocks that have to be computed
 

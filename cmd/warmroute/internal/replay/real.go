@@ -142,7 +142,7 @@ func openScene(ctx context.Context, o Options, speed float64, logger *slog.Logge
 		}
 		f, err := frontend.New(frontend.Options{
 			Index: view, Workers: served, Policy: o.Policy, Weights: o.Weights, LookupBudget: realBudget, BlockSize: BlockTokens,
-			PollInterval: 250 * time.Millisecond, DrainLimit: time.Second, Logger: logger,
+			PollInterval: time.Second, PollTimeout: 10 * time.Second, DrainLimit: time.Second, Logger: logger,
 		})
 		if err != nil {
 			return s, err
