@@ -145,7 +145,8 @@ func load(t *testing.T, frontend string) {
 					return
 				case <-tick.C:
 				}
-				body := fmt.Sprintf(`{"model": %q, "max_tokens": 10, "messages": [{"role": "system", "content": %q}, {"role": "user", "content": "question %d %s"}]}`,
+				body := fmt.Sprintf(`{"model": %q, "max_tokens": 10, "messages": [
+					{"role": "system", "content": %q}, {"role": "user", "content": "question %d %s"}]}`,
 					model, longPrompt(fmt.Sprint("conversation ", i)).Content, n, strings.Repeat("why ", 40)) // never asked before: new blocks
 				if resp, err := http.Post(frontend+"/v1/chat/completions", "application/json", strings.NewReader(body)); err == nil {
 					_ = resp.Body.Close()

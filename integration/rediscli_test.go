@@ -86,7 +86,8 @@ func TestRedisCLIGuide(t *testing.T) {
 	if got := lines(8); strings.Join(got, "") != "" {
 		t.Errorf("8: %q, but no generation has ended", got)
 	}
-	if got := strings.Join(lines(9), "\n"); !strings.Contains(got, "maxmemory_policy:noeviction") || !strings.Contains(got, "evicted_keys:0") || !strings.HasSuffix(got, m[1]) {
+	got := strings.Join(lines(9), "\n")
+	if !strings.Contains(got, "maxmemory_policy:noeviction") || !strings.Contains(got, "evicted_keys:0") || !strings.HasSuffix(got, m[1]) {
 		t.Errorf("9: %s, want so many blocks at the end: %s", got, m[1])
 	}
 

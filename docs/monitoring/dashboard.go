@@ -78,14 +78,16 @@ var Rows = []Row{
 	}},
 	{"Is it worth it?", []Panel{
 		{Title: "Overlap ratio", Unit: "percentunit",
-			About: "Mean share of a prompt's blocks that the chosen worker held. Always 0 means that something does not fit together: see troubleshooting.md.",
+			About: "Mean share of a prompt's blocks that the chosen worker held. " +
+				"Always 0 means that something does not fit together: see troubleshooting.md.",
 			Queries: []Query{{Expr: rates("pool", `warmroute_overlap_ratio_sum{job=~"$job"}`) + " / " + rates("pool", `warmroute_overlap_ratio_count{job=~"$job"}`),
 				Legend: "{{pool}}"}}},
 		{Title: "Overlap ratio, spread", Kind: "heatmap", Unit: "percentunit",
 			About:   "How many requests met how warm a worker.",
 			Queries: []Query{{Expr: `sum by (le) (increase(warmroute_overlap_ratio_bucket{job=~"$job"}` + rate + "))", Legend: "{{le}}"}}},
 		{Title: "Cached, against the prediction", Unit: "percentunit",
-			About: "Tokens that workers say they had cached, less those that the index had predicted, as a share of the prompt. Far below 0: stale entries.",
+			About: "Tokens that workers say they had cached, less those that the index had predicted, as a share of the prompt. " +
+				"Far below 0: stale entries.",
 			Queries: []Query{{Expr: rates("worker", `warmroute_prediction_error_ratio_sum{job=~"$job"}`) + " / " + rates("worker", `warmroute_prediction_error_ratio_count{job=~"$job"}`),
 				Legend: "{{worker}}"}}},
 		{Title: "Blocks per prompt", Unit: "short",

@@ -168,7 +168,8 @@ func TestOverlaysFitTogether(t *testing.T) {
 					t.Errorf("scaler %s: %+v", name, h.Spec)
 				}
 			}
-			if len(c.scalers) != 1 || len(c.budgets) != 2 || *c.deployments["warmroute-indexer"].Spec.Replicas != 2 || c.deployments["warmroute-frontend"].Spec.Replicas != nil {
+			indexers, frontends := c.deployments["warmroute-indexer"].Spec.Replicas, c.deployments["warmroute-frontend"].Spec.Replicas
+			if len(c.scalers) != 1 || len(c.budgets) != 2 || *indexers != 2 || frontends != nil {
 				t.Error("want a scaler, two budgets, two indexers, and no number of frontends beside the scaler's")
 			}
 			checkReferences(t, c)

@@ -95,7 +95,8 @@ func Plan(f Fleet) (Sizing, error) {
 		s.Warnings = append(s.Warnings, "one worker rank's blocks are more than a Redis node may hold: larger nodes, or larger blocks")
 	}
 	if s.LookupCore > CoreShare {
-		s.Warnings = append(s.Warnings, "lookups alone need more than half a core of every Redis node, which shards do not divide: larger blocks, or divide the fleet among several Redis")
+		s.Warnings = append(s.Warnings, "lookups alone need more than half a core of every Redis node, which shards do not divide: "+
+			"larger blocks, or divide the fleet among several Redis")
 	}
 	if s.LookupBytes > 1e9 {
 		s.Warnings = append(s.Warnings, "lookups need more than 1 GB/s of network per Redis node")
