@@ -151,7 +151,7 @@ func TestMemoryIsFlatOver24Hours(t *testing.T) {
 			}
 			synctest.Wait()
 			time.Sleep(stepTime) // in the bubble
-			if i%240 == 120 { // an hour after the last restarts, and before the next
+			if i%240 == 120 {    // an hour after the last restarts, and before the next
 				heaps, sizes = append(heaps, heap()), ix.sizes()
 			}
 		}
