@@ -14,9 +14,11 @@ type Overlap struct {
 type OverlapScores struct {
 	// Scores holds the worker ranks with at least one block. Absent means 0.
 	Scores map[WorkerRank]Overlap
-	// Frequencies counts recent uses per depth; empty unless the index tracks them.
+	// Frequencies is how often the block at each depth of the longest overlap was looked up before, within the index's window and
+	// exact to a quarter of it; empty unless the index tracks uses.
 	Frequencies []int
-	// TreeSizes is how many blocks each rank in Scores holds in all; nil unless asked for.
+	// TreeSizes is how many blocks each rank in Scores holds in all, predictions left out; a block on two tiers counts
+	// twice, because it takes room twice. nil unless asked for.
 	TreeSizes map[WorkerRank]int
 }
 

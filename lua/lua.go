@@ -30,6 +30,7 @@ var (
 	Select   = load("select.lua")
 	Lease    = load("lease.lua")
 	Predict  = load("predict.lua")
+	Uses     = load("uses.lua")
 	Mend     = load("mend.lua")
 	Orphans  = load("orphans.lua")
 )

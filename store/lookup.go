@@ -14,6 +14,9 @@ import (
 // LookupOptions says what beside the overlaps a lookup brings.
 type LookupOptions struct {
 	TreeSizes bool // fill OverlapScores.TreeSizes, for one more round trip
+	// Frequencies counts this lookup as a use of the blocks of the longest overlap, and fills OverlapScores.Frequencies, for one more
+	// round trip per 1,000 blocks. Nothing happens without [Options.FrequencyWindow].
+	Frequencies bool
 }
 
 // The chunks in which a prompt's blocks are asked for: small first, because most prompts that
@@ -58,6 +61,13 @@ func (s *Store) Lookup(ctx context.Context, id kvcache.PoolID, blocks []kvcache.
 			a := <-answers
 			errs = a.merge(&scores, errs)
 		}
+	}
+	if o.Frequencies {
+		deepest := 0
+		for _, x := range scores.Scores {
+			deepest = max(deepest, x.Any)
+		}
+		scores.Frequencies = s.frequencies(bounded, k, fields, deepest)
 	}
 	s.metrics.lookupSeconds.Observe(time.Since(start).Seconds())
 	s.metrics.lookupBlocks.Observe(float64(len(blocks)))

@@ -97,3 +97,14 @@ func (r reference) lookup(prompt []kvcache.BlockHash) map[kvcache.WorkerRank]kvc
 	}
 	return out
 }
+
+// sizes counts the blocks of the ranks in an answer, tier by tier.
+func (r reference) sizes(scores map[kvcache.WorkerRank]kvcache.Overlap) map[kvcache.WorkerRank]int {
+	out := map[kvcache.WorkerRank]int{}
+	for w := range scores {
+		for t := range kvcache.Predicted {
+			out[w] += len(r[w][t].blocks)
+		}
+	}
+	return out
+}

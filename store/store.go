@@ -54,6 +54,9 @@ type Options struct {
 	// PoolSize is how many connections per Redis node the lookups may use, and as many again the
 	// rest. Default 16.
 	PoolSize int
+	// FrequencyWindow is how far back lookups count the uses of blocks (see [LookupOptions]); it has to be equal in all
+	// processes. Counting writes to Redis. Default 0: nothing is counted.
+	FrequencyWindow time.Duration
 	// SlotRest is how long the slot of an ended generation rests after the sweep before another
 	// stream may get it. It must be longer than any lookup. Default 1 minute.
 	SlotRest time.Duration

@@ -54,6 +54,7 @@ func conform(t *testing.T, url string) {
 		{"Predictions", testPredictions},
 		{"PredictionsAreBounded", testPredictionsAreBounded},
 		{"PredictionsEndWithTheirStream", testPredictionsEndWithTheirStream},
+		{"Frequencies", testFrequencies},
 		{"ScriptFlush", testScriptFlush},
 		{"LifeOfALease", testLifeOfALease},
 		{"TheSameIDReservesOnce", testTheSameIDReservesOnce},
@@ -719,9 +720,16 @@ func randomHistory(t *testing.T, s *store.Store, steps int, seed uint64) {
 		default:
 			p := prompts[r.IntN(len(prompts))]
 			p = p[:r.IntN(len(p)+1)]
-			got, expect := lookup(t, s, p), ref.lookup(p)
+			answer, state, err := s.Lookup(t.Context(), testPool, p, store.LookupOptions{TreeSizes: true})
+			if err != nil || state != kvcache.Exact {
+				t.Fatalf("lookup: %v, %v", state, err)
+			}
+			got, expect := answer.Scores, ref.lookup(p)
 			if !maps.Equal(got, expect) {
 				t.Fatalf("step %d, %d blocks:\n got %v\nwant %v", step, len(p), got, expect)
+			}
+			if sizes := ref.sizes(expect); len(sizes)+len(answer.TreeSizes) > 0 && !maps.Equal(answer.TreeSizes, sizes) {
+				t.Fatalf("step %d: tree sizes %v, want %v", step, answer.TreeSizes, sizes)
 			}
 		}
 	}
