@@ -105,7 +105,9 @@ func New(o Options) (*Frontend, error) {
 		IdleTimeout:       2 * time.Minute,
 		ErrorLog:          slog.NewLogLogger(o.Logger.Handler(), slog.LevelDebug),
 	}
-	f.metrics.countWorkers(o.Registerer, f.workersIn)
+	if err := countWorkers(o.Registerer, f.workersIn); err != nil {
+		return nil, fmt.Errorf("frontend: %w", err)
+	}
 	if f.listener, err = net.Listen("tcp", o.Listen); err != nil {
 		return nil, fmt.Errorf("frontend: %w", err)
 	}

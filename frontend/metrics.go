@@ -32,13 +32,30 @@ const (
 	workersOpen      = "open" // answers its health check, but the breaker is open
 )
 
-// countWorkers registers warmroute_workers, which is counted when it is read.
-func (m *metrics) countWorkers(reg prometheus.Registerer, count func(state string) int) {
+// workerStates shows warmroute_workers as it is when Prometheus asks.
+type workerStates struct {
+	desc  *prometheus.Desc
+	count func(state string) int
+}
+
+// countWorkers registers warmroute_workers.
+func countWorkers(reg prometheus.Registerer, count func(state string) int) error {
+	if reg == nil {
+		return nil
+	}
+	return reg.Register(&workerStates{
+		prometheus.NewDesc("warmroute_workers",
+			"Workers by what this frontend may send them: open are those whose circuit breaker is.", []string{"state"}, nil), count,
+	})
+}
+
+// Describe names the metric.
+func (w *workerStates) Describe(ch chan<- *prometheus.Desc) { ch <- w.desc }
+
+// Collect counts the workers.
+func (w *workerStates) Collect(ch chan<- prometheus.Metric) {
 	for _, state := range []string{workersHealthy, workersUnhealthy, workersDraining, workersOpen} {
-		promauto.With(reg).NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "warmroute_workers", Help: "Workers by what this frontend may send them: open are those whose circuit breaker is.",
-			ConstLabels: prometheus.Labels{"state": state},
-		}, func() float64 { return float64(count(state)) })
+		ch <- prometheus.MustNewConstMetric(w.desc, prometheus.GaugeValue, float64(w.count(state)), state)
 	}
 }
 
