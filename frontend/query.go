@@ -239,7 +239,7 @@ func (f *Frontend) report(c *gin.Context, q *question, err error) {
 		fail(c, err)
 		return
 	}
-	k, err := f.know(c, q, store.LookupOptions{TreeSizes: true})
+	k, err := f.know(c, q, store.LookupOptions{TreeSizes: true, Frequencies: true})
 	if err != nil {
 		fail(c, err)
 		return

@@ -122,7 +122,7 @@ func (f *Frontend) readSelect(c *gin.Context) (*selecting, error) {
 		return nil, refuse(http.StatusBadRequest, "invalid_request", "\"router_config_override\": "+err.Error())
 	}
 	r := &selecting{question: q, pin: pin{rank: -1}}
-	if r.know, err = f.know(c, q, store.LookupOptions{}); err != nil {
+	if r.know, err = f.know(c, q, store.LookupOptions{Frequencies: true}); err != nil {
 		return nil, err
 	}
 	if q.Pinned != nil {

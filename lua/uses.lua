@@ -6,7 +6,7 @@
 -- ARGV[2] limit     blocks that one quarter may count; those beyond are not counted
 -- ARGV[3..] block hashes, at most 1000
 -- Returns {uses...}: for each block, in the last three quarters and the one that has begun, this use left out
--- Effects: not idempotent, each call is a use; O(block hashes). The hashes expire by themselves.
+-- Effects: not idempotent, each call is a use; O(block hashes). The hashes expire by themselves; where another window was counted before, nothing is until then.
 local width, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 
 local n = #ARGV - 2
@@ -25,11 +25,12 @@ local quarter = math.floor((tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 
 for back = 3, 0, -1 do
   local key = KEYS[(quarter - back) % 5 + 1]
   local name = string.format('%.0f/%.0f', quarter - back, width)
-  local known = redis.call('HGET', key, '') == name
-  if back == 0 and not known then
-    redis.call('UNLINK', key)
+  local quarter_of = redis.call('HGET', key, '')
+  local known = quarter_of == name
+  if back == 0 and not quarter_of then
+    -- It lives as long as the window needs it, and is gone when its turn comes again.
     redis.call('HSET', key, '', name)
-    redis.call('PEXPIRE', key, string.format('%.0f', 5 * width))
+    redis.call('PEXPIRE', key, string.format('%.0f', 4 * width))
     known = true
   end
   if known then

@@ -23,6 +23,8 @@ type redisOptions struct {
 	Shards       int           `default:"1" placeholder:"N" help:"Shards of a pool that this process is the first to know; a pool that exists keeps its number (default ${default})."`
 	LookupBudget time.Duration `default:"20ms" placeholder:"TIME" help:"Longest time that a request waits for the index (default ${default})."`
 	RedisPool    int           `default:"16" placeholder:"N" help:"Connections per Redis node for lookups, and as many for the rest (default ${default})."`
+
+	FrequencyWindow time.Duration `default:"0s" placeholder:"TIME" help:"Count how often blocks were looked up in this time, for the frequencies of an answer; equal for all frontends; 0s counts nothing (default ${default})."`
 }
 
 // store makes the client of the index. It does no I/O: Redis may be down.
@@ -31,7 +33,7 @@ func (o redisOptions) store(logger *slog.Logger, reg prometheus.Registerer) (*st
 		return nil, usagef("--redis is missing: say where the index lives, for example --redis redis://127.0.0.1:6379")
 	}
 	s, err := store.New(store.Options{
-		URL: o.Redis, Shards: o.Shards, LookupBudget: o.LookupBudget, WriteTimeout: o.WriteTimeout, PoolSize: o.RedisPool,
+		URL: o.Redis, Shards: o.Shards, LookupBudget: o.LookupBudget, WriteTimeout: o.WriteTimeout, PoolSize: o.RedisPool, FrequencyWindow: o.FrequencyWindow,
 		Logger: logger, Registerer: reg,
 	})
 	if err != nil {
