@@ -14,7 +14,7 @@ import (
 func TestUnknownPoolsLeaveNothingBehind(t *testing.T) {
 	m, url := storetest.Miniredis(t)
 	reg := prometheus.NewRegistry()
-	s := open(t, url, func(o *store.Options) { o.Registerer, o.LookupBudget = reg, 0 })
+	s := open(t, url, func(o *store.Options) { o.Registerer = reg })
 	register(t, s, rank("w", 0))
 	ask := func() {
 		for i := range 200 {
