@@ -24,7 +24,7 @@ type redisOptions struct {
 	LookupBudget time.Duration `default:"20ms" placeholder:"TIME" help:"Longest time that a request waits for the index (default ${default})."`
 	RedisPool    int           `default:"16" placeholder:"N" help:"Connections per Redis node for lookups, and as many for the rest (default ${default})."`
 
-	FrequencyWindow time.Duration `default:"0s" placeholder:"TIME" help:"Count how often blocks were looked up in this time, for the frequencies of an answer; equal for all frontends; 0s counts nothing (default ${default})."`
+	FrequencyWindow time.Duration `default:"0s" zero:"" placeholder:"TIME" help:"Count how often blocks were looked up in this time, for the frequencies of an answer; equal for all frontends; 0s counts nothing (default ${default})."`
 }
 
 // store makes the client of the index. It does no I/O: Redis may be down.
