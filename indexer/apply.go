@@ -50,6 +50,16 @@ func (s *stream) register(ctx context.Context) error {
 	}
 	s.known = true
 	s.tr.size = r.BlockSize
+	if s.older(st) {
+		s.log.Warn("Redis went back to an older generation, the stream's blocks leave the index", "generation", st.Generation, "seen", s.newest)
+		s.newest = 0 // once is enough, wherever Redis has its clock
+		s.saw(st)
+		s.reset(resetOlder)
+		if err := s.retire(ctx, -1, func(_ store.Stream, renewed bool) bool { return renewed }); err != nil {
+			return err
+		}
+		st = s.st
+	}
 	s.saw(st)
 	if s.cur.done == -1 {
 		s.cur.done, s.tr.resumed = st.Seq, st.Seq >= 0
@@ -65,13 +75,17 @@ func (s *stream) register(ctx context.Context) error {
 
 // saw takes over the stream's state in Redis.
 func (s *stream) saw(st store.Stream) {
-	s.st = st
+	s.st, s.newest = st, max(s.newest, st.Generation)
 	if st.Seq < s.claim.seq {
 		s.claim = claim{seq: -1}
 	}
 	s.claimed(st.Seq)
 	s.update(func(v *Status) { v.Generation, v.Watermark = st.Generation, st.Seq })
 }
+
+// older says whether a state of Redis is from before one that Redis has shown. Its watermark may be that of an engine
+// process that is over, so nothing in it can be compared with what was applied since.
+func (s *stream) older(st store.Stream) bool { return st.Generation != 0 && st.Generation < s.newest }
 
 // reread reads the stream's state from Redis.
 func (s *stream) reread(ctx context.Context) error {
@@ -85,6 +99,9 @@ func (s *stream) reread(ctx context.Context) error {
 		}
 		if !ok {
 			return errGone // for want of data, or because it was unregistered: registering tells
+		}
+		if s.older(st) {
+			return errGone // registering deals with it
 		}
 		s.saw(st)
 		return nil
@@ -113,7 +130,7 @@ func (s *stream) retire(ctx context.Context, seq int64, over func(st store.Strea
 		if err != nil {
 			return s.again(err)
 		}
-		if st.Generation == 0 {
+		if st.Generation == 0 || s.older(st) {
 			return s.reread(ctx) // which says that it is gone
 		}
 		s.saw(st)

@@ -29,6 +29,7 @@ const (
 	resetPanic       = "panic"       // a fault in this code
 	resetLease       = "lease"       // no sign of life from the worker
 	resetClaim       = "claim"       // a number that it was said to have reached was false
+	resetOlder       = "older"       // Redis went back to an older generation
 
 	replayJoin    = "join"    // after connecting
 	replayGap     = "gap"     // to close a gap
@@ -63,7 +64,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, []string{"reason"}),
 		resets: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_kv_stream_resets_total",
-			Help: "Streams whose blocks left the index, by reason (restart, clear, gap, undecodable, panic, lease, claim).",
+			Help: "Streams whose blocks left the index, by reason (restart, clear, gap, undecodable, panic, lease, claim, older).",
 		}, []string{"reason"}),
 		replays: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_kv_replays_total", Help: "Replays asked for, by reason (join, gap, restart), and those without a complete answer (failed).",
@@ -80,7 +81,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []string{gapLive, gapStore} {
 		m.gaps.WithLabelValues(r)
 	}
-	for _, r := range []string{resetRestart, resetClear, resetGap, resetUndecodable, resetPanic, resetLease, resetClaim} {
+	for _, r := range []string{resetRestart, resetClear, resetGap, resetUndecodable, resetPanic, resetLease, resetClaim, resetOlder} {
 		m.resets.WithLabelValues(r)
 	}
 	for _, r := range []string{replayJoin, replayGap, replayRestart, replayFailed} {

@@ -68,6 +68,7 @@ type stream struct {
 	lease          lease
 	claim          claim
 	arrived        time.Time // when the live message being worked on came
+	newest         int64     // generation of those that Redis has shown
 	noReplayBefore time.Time
 }
 
