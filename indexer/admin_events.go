@@ -186,7 +186,7 @@ func (s *stream) takeOne(ctx context.Context, e *kvcache.RouterEvent) error {
 			}
 		}
 	}
-	if err := s.keep(ctx, seq, s.tr.routerEvent(e), 0); err != nil {
+	if err := s.keep(ctx, message{seq, text}, s.tr.routerEvent(e), 0); err != nil {
 		return err
 	}
 	s.cur.finish(seq, text)

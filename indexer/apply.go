@@ -62,7 +62,8 @@ func (s *stream) register(ctx context.Context) error {
 	}
 	s.saw(st)
 	if s.cur.done == -1 {
-		s.cur.done, s.tr.resumed = st.Seq, st.Seq >= 0
+		s.cur.reached(st.Seq, st.Digest)
+		s.tr.resumed = st.Seq >= 0
 	}
 	s.update(func(v *Status) {
 		v.Registered, v.BlockSize = true, r.BlockSize
@@ -103,18 +104,34 @@ func (s *stream) reread(ctx context.Context) error {
 		if s.older(st) {
 			return errGone // registering deals with it
 		}
+		if s.reg.Endpoint != "" && s.st.Epoch != 0 && st.Epoch != s.st.Epoch {
+			return errReplaced
+		}
 		s.saw(st)
 		return nil
 	})
 }
 
+// catchUp goes on from what another indexer has applied.
+func (s *stream) catchUp() {
+	if s.st.Seq > s.cur.done {
+		s.tr.orphans.clear() // whatever was removed meanwhile
+		s.cur.reached(s.st.Seq, s.st.Digest)
+	}
+}
+
 // errGone: Redis does not know the stream. Beginning again registers it.
-var errGone = goneError{}
+var errGone = &rejoin{"the index does not know the stream"}
 
-type goneError struct{}
+// errReplaced: another indexer has seen the engine begin again. What this one knows, and what waits in its buffer, may be of
+// the process that is over; only a new connection tells.
+var errReplaced = &rejoin{"another indexer has seen the engine restart"}
 
-func (goneError) Error() string        { return "the index does not know the stream" }
-func (goneError) Is(target error) bool { return target == errAgain || target == store.ErrInvalid }
+// rejoin is an errAgain that no repetition of the same call puts right.
+type rejoin struct{ why string }
+
+func (r *rejoin) Error() string        { return r.why }
+func (r *rejoin) Is(target error) bool { return target == errAgain || target == store.ErrInvalid }
 
 // retire ends the stream's generation and continues after seq, -1 for a new engine process. Where another indexer was faster, over
 // says whether the state now, renewed being that of another generation, is as good.
@@ -134,7 +151,7 @@ func (s *stream) retire(ctx context.Context, seq int64, over func(st store.Strea
 			return s.reread(ctx) // which says that it is gone
 		}
 		s.saw(st)
-		if o == store.Applied || over(st, st.Generation != gen) {
+		if o == store.Applied || over(st, st.Generation > gen) {
 			return nil
 		}
 		if seq >= 0 {
@@ -245,8 +262,7 @@ func (s *stream) stale(ctx context.Context) error {
 	case s.st.Seq >= s.batch.Last():
 		s.countPending(resultStale)
 		s.drop()
-		s.tr.orphans.clear()
-		s.cur.done = max(s.cur.done, s.st.Seq)
+		s.catchUp()
 	case s.st.Seq+1 < s.batch.First():
 		// What waits may be of an engine process that is over: the buffer too. Only a new connection can tell.
 		s.countPending(resultStale)

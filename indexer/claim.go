@@ -56,6 +56,6 @@ func (s *stream) believeLive(ctx context.Context, seq int64) error {
 		}
 		s.saw(st)
 	}
-	s.cur.done = s.st.Seq
+	s.cur.reached(s.st.Seq, s.st.Digest)
 	return nil
 }

@@ -178,7 +178,7 @@ func (s *stream) consume(ctx context.Context, m message) error {
 	if !b.TSValid {
 		ts = 0
 	}
-	if err := s.keep(ctx, m.seq, reset, ts); err != nil {
+	if err := s.keep(ctx, m, reset, ts); err != nil {
 		return err
 	}
 	s.cur.finish(m.seq, m.payload)
@@ -245,13 +245,16 @@ func (s *stream) lookUp(ctx context.Context, hashes []kvcache.EngineHash) error 
 
 // keep adds the translated message to the batch; before that, a reset empties the index of what came before. ts is
 // the engine's time of the message, 0 where it is not known.
-func (s *stream) keep(ctx context.Context, seq int64, reset string, ts float64) error {
+func (s *stream) keep(ctx context.Context, m message, reset string, ts float64) error {
+	seq := m.seq
 	if reset == resetClear {
 		s.cleared(seq, ts)
 	}
 	if reset != "" {
 		s.drop()
 		s.reset(reset)
+	}
+	if reset != "" && (seq > 0 || s.st.Seq >= 0) { // else the generation is as fresh as it can be
 		if err := s.retire(ctx, seq-1, func(st store.Stream, renewed bool) bool { return renewed && st.Seq >= seq }); err != nil {
 			return err
 		}
@@ -263,6 +266,7 @@ func (s *stream) keep(ctx context.Context, seq int64, reset string, ts float64) 
 		s.pending.since = time.Now()
 	}
 	s.batch.Message(seq)
+	s.batch.Sign(digest(m.payload))
 	for _, o := range s.tr.ops {
 		switch o.kind {
 		case opStore:

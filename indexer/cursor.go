@@ -1,6 +1,6 @@
 package indexer
 
-import "hash/maphash"
+import "github.com/zeebo/xxh3"
 
 // maxSeq is the largest sequence number taken: scripts compare watermarks as doubles.
 const maxSeq = 1 << 53
@@ -63,30 +63,39 @@ func (c *cursor) connected(newest int64) {
 	c.fresh, c.base = true, max(newest, c.live)
 }
 
+// reached goes on after message seq, which somebody else has applied; its digest is 0 where that is not known.
+func (c *cursor) reached(seq int64, digest uint64) {
+	c.done, c.digest, c.digestDone = seq, digest, seq
+	if digest == 0 {
+		c.digestDone = -1
+	}
+}
+
 // renewed begins a new engine process, of which done is applied.
 func (c *cursor) renewed(done int64) {
 	c.done, c.base, c.digestDone = done, -1, -1
 }
 
-var digestSeed = maphash.MakeSeed()
+// digest is a message's content in 64 bits, 0 for none: equal in all indexers.
+func digest(payload []byte) uint64 { return max(xxh3.Hash(payload), 1) }
 
 // finish notes that message seq was translated.
 func (c *cursor) finish(seq int64, payload []byte) {
 	c.done = seq
-	c.digest, c.digestDone = maphash.Bytes(digestSeed, payload), seq
+	c.digest, c.digestDone = digest(payload), seq
 }
 
 // same says whether a replayed message is the one that was translated under its number; true where that is not known.
 func (c *cursor) same(m message) bool {
-	return m.seq != c.digestDone || maphash.Bytes(digestSeed, m.payload) == c.digest
+	return m.seq != c.digestDone || digest(m.payload) == c.digest
 }
 
 // first notes the content of message 0, and isFirst says whether it was that. A stream over HTTP has no connection
 // whose end would tell of a restart.
 func (c *cursor) first(content []byte) {
-	c.zero, c.zeroKnown = maphash.Bytes(digestSeed, content), true
+	c.zero, c.zeroKnown = digest(content), true
 }
 
 func (c *cursor) isFirst(content []byte) bool {
-	return c.zeroKnown && maphash.Bytes(digestSeed, content) == c.zero
+	return c.zeroKnown && digest(content) == c.zero
 }

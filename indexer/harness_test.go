@@ -39,7 +39,7 @@ func openStore(t *testing.T, url string) *store.Store {
 // quick shortens the waits that are not what a test is about.
 var quick = timing{
 	joinDelay: 50 * time.Millisecond, redial: 5 * time.Millisecond, retry: 5 * time.Millisecond,
-	replaySilence: 5 * time.Second, replayHold: time.Minute, claim: time.Minute,
+	replaySilence: 5 * time.Second, replayPause: 5 * time.Millisecond, replayHold: time.Minute, claim: time.Minute,
 }
 
 // newIndexer makes an indexer with short waits; it is not running.

@@ -11,6 +11,10 @@ func (s *stream) join(ctx context.Context, c *connection) error {
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
+	if err := s.reread(ctx); err != nil {
+		return err
+	}
+	s.catchUp()
 	newest := c.base
 	if !c.known {
 		newest = s.st.Seq

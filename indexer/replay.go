@@ -33,12 +33,17 @@ type session func(ctx context.Context, start int64) (got []message, end bool, er
 // assemble asks until there is a contiguous answer from start on. Publishers drop silently in the middle of a replay, so
 // a hole is asked for again; one that is there in two complete answers is taken for permanent. A replay from 0 may
 // begin later: the publisher keeps only so much.
-func assemble(ctx context.Context, ask session, start int64, maxBytes int) (r replayed, err error) {
+func assemble(ctx context.Context, ask session, start int64, maxBytes int, pause time.Duration) (r replayed, err error) {
 	ctx, cancel := context.WithTimeout(ctx, replayTotal)
 	defer cancel()
 	next, bytes, fruitless := start, 0, 0
 	doubt := [2]int64{-1, -1} // hole of the last complete answer
 	for fruitless < replayAttempts {
+		if fruitless > 0 { // a publisher that has only just begun may not answer yet
+			if err := sleep(ctx, pause<<(fruitless-1)); err != nil {
+				return r, err
+			}
+		}
 		got, end, askErr := ask(ctx, next)
 		if ctx.Err() != nil {
 			return r, context.Cause(ctx)
@@ -86,7 +91,7 @@ func (s *stream) fetch(ctx context.Context, start int64, reason string) (replaye
 	case <-ctx.Done():
 		return replayed{}, context.Cause(ctx)
 	}
-	r, err := assemble(ctx, s.replaySession, max(start, 0), s.ix.opts.ReplayBytes)
+	r, err := assemble(ctx, s.replaySession, max(start, 0), s.ix.opts.ReplayBytes, s.ix.timing.replayPause)
 	if err != nil {
 		s.ix.metrics.replays.WithLabelValues(replayFailed).Inc()
 		s.log.Warn("replay failed", "from", start, "got", len(r.messages), "error", err)

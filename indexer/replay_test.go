@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 )
 
 // answers scripts a publisher's replay sessions: what each sends, and whether END follows.
@@ -62,7 +63,7 @@ func TestAssemble(t *testing.T) {
 					got = append(got, message{seq: s})
 				}
 				return got, a.end, a.err
-			}, tc.start, limit)
+			}, tc.start, limit, time.Nanosecond)
 			var got []int64
 			for _, m := range r.messages {
 				got = append(got, m.seq)
@@ -82,7 +83,7 @@ func TestAssembleEndsWithItsContext(t *testing.T) {
 	_, err := assemble(ctx, func(context.Context, int64) ([]message, bool, error) {
 		cancel()
 		return nil, false, nil
-	}, 0, 1)
+	}, 0, 1, time.Nanosecond)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}

@@ -22,7 +22,11 @@ func newBackoff(first, most time.Duration) *backoff.ExponentialBackOff {
 
 // pause waits for the next interval of b, or for the end of ctx.
 func pause(ctx context.Context, b *backoff.ExponentialBackOff) error {
-	t := time.NewTimer(next(b))
+	return sleep(ctx, next(b))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():

@@ -20,13 +20,14 @@ type timing struct {
 	redial        time.Duration // first wait before connecting again
 	retry         time.Duration // first wait before asking Redis again
 	replaySilence time.Duration // without a batch or END
+	replayPause   time.Duration // before the same is asked for again, doubled each time
 	claim         time.Duration // for which live messages may stay below what the stream is said to have reached
 	replayHold    time.Duration // a publisher that gave no complete answer is not asked again before, unless it connects anew
 }
 
 var defaultTiming = timing{
 	joinDelay: 100 * time.Millisecond, redial: 100 * time.Millisecond, retry: 50 * time.Millisecond,
-	replaySilence: 2 * time.Second, replayHold: 30 * time.Second, claim: 10 * time.Second,
+	replaySilence: 2 * time.Second, replayPause: 200 * time.Millisecond, replayHold: 30 * time.Second, claim: 10 * time.Second,
 }
 
 // stream follows one publisher: a source goroutine fills the inbox, the worker goroutine empties it.
@@ -206,7 +207,7 @@ func (s *stream) work(ctx context.Context) error {
 			return err
 		}
 		s.broken = false
-		s.cur.done = s.st.Seq
+		s.cur.reached(s.st.Seq, s.st.Digest)
 	}
 	lease := time.NewTicker(s.ix.opts.LeaseInterval)
 	defer lease.Stop()

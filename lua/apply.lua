@@ -1,6 +1,6 @@
 -- Applies the operations of consecutive messages of one stream and moves its watermark, all or nothing.
 --
--- KEYS[1] stream   hash: gen, seq, slot, updated_ms
+-- KEYS[1] stream   hash: gen, seq, slot, digest, updated_ms
 -- KEYS[2] holders  hash: block hash -> nibble string
 -- KEYS[3] blocks of tier 0 (device): sorted set, member = block hash, score = low 53 bits of the engine hash
 -- KEYS[4] blocks of tier 1 (host)
@@ -15,7 +15,8 @@
 -- ARGV[4] flags    may contain f (apply over a gap), s (count no copies) and k (keep the watermark: what is stored comes from elsewhere than the stream)
 -- ARGV[5] now_ms   the caller's clock, for updated_ms
 -- ARGV[6] marks    "seq:index ..." the ARGV index at which each message's operations begin
--- ARGV[7..] runs   "s0".."s2" (store on tier), "r0".."r2" (remove) or "x0".."x2" (remove, block hash known), count of
+-- ARGV[7] digest   of the last message, by which it is told from another one of the same number; "" = unknown
+-- ARGV[8..] runs   "s0".."s2" (store on tier), "r0".."r2" (remove) or "x0".."x2" (remove, block hash known), count of
 --                  values that follow, then the values: score, block hash for s and x; score for r.
 --                  A block occurs once in a run. x trusts the caller's block hash where the tier holds that block.
 -- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap, 3 stale; seq is the watermark now
@@ -24,7 +25,7 @@ local stream, holders = KEYS[1], KEYS[2]
 local blocks = {KEYS[3], KEYS[4], KEYS[5]}
 local copies = {KEYS[6], KEYS[7], KEYS[8]}
 local predicted = KEYS[9]
-local gen, first, last, flags, now_ms, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local gen, first, last, flags, now_ms, marks, digest = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local CHUNK = 1000     -- values per command: unpack has a limit
 local MAX_COPIES = 64  -- lost removals must not make a block immortal
@@ -44,7 +45,7 @@ end
 local count_copies = not string.find(flags, 's', 1, true)
 
 -- Where another caller has applied the first messages already, begin after them.
-local start = 7
+local start = 8
 if not keep and tonumber(first) <= seq then
   start = #ARGV + 1
   for s, at in string.gmatch(marks, '(%d+):(%d+)') do
@@ -56,7 +57,7 @@ if not keep and tonumber(first) <= seq then
 end
 
 -- Validate before the first write: a script error keeps what was written.
-local i = 7
+local i = 8
 while i <= #ARGV do
   local n = tonumber(ARGV[i + 1])
   local op = ARGV[i]
@@ -300,7 +301,7 @@ local function remove(tier, from, to, known)
   end
 end
 
-i = 7
+i = 8
 while i <= #ARGV do
   local op, n = ARGV[i], tonumber(ARGV[i + 1])
   local from, to = i + 2, i + 1 + n
@@ -322,5 +323,5 @@ if keep then
   call('HSET', stream, 'updated_ms', now_ms)
   return {0, have[2]}
 end
-call('HSET', stream, 'seq', last, 'updated_ms', now_ms)
+call('HSET', stream, 'seq', last, 'digest', digest, 'updated_ms', now_ms)
 return {0, last}

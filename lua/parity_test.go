@@ -112,7 +112,7 @@ func TestSameRepliesAndEffects(t *testing.T) {
 			if s > first {
 				marks += " "
 			}
-			marks += fmt.Sprintf("%d:%d", s, 7+len(runs))
+			marks += fmt.Sprintf("%d:%d", s, 8+len(runs))
 			tier := strconv.Itoa(r.IntN(3))
 			kind := []string{"s", "s", "r", "x"}[r.IntN(4)]
 			var values []any
@@ -127,7 +127,7 @@ func TestSameRepliesAndEffects(t *testing.T) {
 			}
 			runs = append(append(runs, kind+tier, strconv.Itoa(len(values))), values...)
 		}
-		args = append(append(args, marks), runs...)
+		args = append(append(args, marks, strconv.Itoa(step)), runs...)
 		got := both(lua.Apply, applyKeys, args...)
 		if got == fmt.Sprintf("[0 %d]", last) {
 			seq = last + 1
@@ -183,13 +183,13 @@ func TestSameRepliesAndEffects(t *testing.T) {
 	before := state(t, real)
 	next := strconv.Itoa(seq)
 	for _, bad := range [][]any{
-		{"7", next, next, "", "1", "", "s0"},
-		{"7", next, next, "", "1", "", "s0", "x"},
-		{"7", next, next, "", "1", "", "s3", "2", "1", hex(1)},
-		{"7", next, next, "", "1", "", "q0", "2", "1", hex(1)},
-		{"7", next, next, "", "1", "", "s0", "1", "1"},
-		{"7", next, next, "", "1", "", "s0", "2", "1", hex(1), "r0", "5", "1"},
-		{"7", next, next, "", "1", "", "s0", "0"},
+		{"7", next, next, "", "1", "", "", "s0"},
+		{"7", next, next, "", "1", "", "", "s0", "x"},
+		{"7", next, next, "", "1", "", "", "s3", "2", "1", hex(1)},
+		{"7", next, next, "", "1", "", "", "q0", "2", "1", hex(1)},
+		{"7", next, next, "", "1", "", "", "s0", "1", "1"},
+		{"7", next, next, "", "1", "", "", "s0", "2", "1", hex(1), "r0", "5", "1"},
+		{"7", next, next, "", "1", "", "", "s0", "0"},
 	} {
 		if got := both(lua.Apply, applyKeys, bad...); got != "error WRARGV" {
 			t.Errorf("%v: %s", bad, got)

@@ -1,14 +1,14 @@
 -- Makes a stream, with a slot and a generation, or finds it and updates its registration. A stream that was removed on
 -- purpose comes back only when that is asked for.
 --
--- KEYS[1] stream   hash: gen, seq, slot, updated_ms and the registration's fields
+-- KEYS[1] stream   hash: gen, seq, slot, epoch, digest, updated_ms and the registration's fields
 -- KEYS[2] slots    hash: slot -> worker/rank, live ones only
 -- KEYS[3] idle     sorted set: slots that no stream has; score 0 = to be swept, else free from that time in ms
 -- KEYS[4] version  integer, changed by every change of slots
 -- ARGV[1] worker/rank
 -- ARGV[2] follow  1 = not where the stream was removed, 0 = in any case
 -- ARGV[3..] field, value of the registration, repeated
--- Returns {created, gen, seq, slot}: created 1 or 0, 2 = the stream was removed and nothing is done
+-- Returns {created, gen, seq, slot, epoch, digest}: created 1 or 0, 2 = the stream was removed and nothing is done
 -- Effects: idempotent; O(log slots)
 local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, follow = ARGV[1], ARGV[2]
@@ -17,12 +17,12 @@ local t = redis.call('TIME')
 local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 local now_ms = string.format('%.0f', now)
 
-local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot')
+local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot', 'epoch', 'digest')
 local created = 0
 if not have[1] then
   if redis.call('HGET', stream, 'removed_ms') then
     if follow == '1' then
-      return {2, '', '', ''}
+      return {2, '', '', '', '', ''}
     end
     redis.call('DEL', stream)
   end
@@ -51,12 +51,12 @@ if not have[1] then
   local gen_text = string.format('%.0f', gen)
   redis.call('SET', version, gen_text)
   redis.call('HSET', slots, slot, owner)
-  redis.call('HSET', stream, 'gen', gen_text, 'seq', '-1', 'slot', slot)
-  have = {gen_text, '-1', slot}
+  redis.call('HSET', stream, 'gen', gen_text, 'seq', '-1', 'slot', slot, 'epoch', gen_text, 'digest', '')
+  have = {gen_text, '-1', slot, gen_text, ''}
   created = 1
 end
 redis.call('HSET', stream, 'updated_ms', now_ms)
 for i = 3, #ARGV, 2 do
   redis.call('HSET', stream, ARGV[i], ARGV[i + 1])
 end
-return {created, have[1], have[2], have[3]}
+return {created, have[1], have[2], have[3], have[4] or '', have[5] or ''}

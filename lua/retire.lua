@@ -1,7 +1,7 @@
 -- Ends a stream's generation: all its blocks are gone from lookups at once. The stream goes on in a new
 -- generation, in a new slot unless it held nothing, or ends for good.
 --
--- KEYS[1] stream    hash: gen, seq, slot, updated_ms and the registration
+-- KEYS[1] stream    hash: gen, seq, slot, epoch, digest, updated_ms and the registration
 -- KEYS[2] slots     hash: slot -> worker/rank, live ones only
 -- KEYS[3] idle      sorted set: slots that no stream has; score 0 = to be swept, else free from that time in ms
 -- KEYS[4] version   integer, changed by every change of slots
@@ -19,15 +19,15 @@
 -- ARGV[1] gen       generation that the caller believes in
 -- ARGV[2] seq       watermark that the caller believes in; "" = any
 -- ARGV[3] slot      slot that the retired keys are named after
--- ARGV[4] new_seq   watermark of the new generation; "" = the stream ends
--- Returns {code, gen, seq, slot}: code 0 retired, 3 stale (nothing done); the rest is the state now, "" where the stream ended
+-- ARGV[4] new_seq   watermark of the new generation; "-1" = a new engine process, which the epoch tells; "" = the stream ends
+-- Returns {code, gen, seq, slot, epoch, digest}: code 0 retired, 3 stale (nothing done); the rest is the state now, "" where the stream ended
 -- Effects: idempotent (a repetition is stale); O(log slots), whatever the size of the cache
 local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local gen, seq, slot, new_seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot')
+local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot', 'epoch', 'digest')
 if have[1] ~= gen or have[3] ~= slot or (seq ~= '' and have[2] ~= seq) then
-  return {3, have[1] or '', have[2] or '', have[3] or ''}
+  return {3, have[1] or '', have[2] or '', have[3] or '', have[4] or '', have[5] or ''}
 end
 local owner = redis.call('HGET', slots, slot)
 if not owner then
@@ -53,11 +53,12 @@ if new_gen < now then
 end
 local gen_text = string.format('%.0f', new_gen)
 redis.call('SET', version, gen_text)
+local epoch = new_seq == '-1' and gen_text or have[4] or ''
 
 -- A stream that holds nothing has no bit anywhere and keeps its slot, or one that is reset again and again would use them up.
 if empty and new_seq ~= '' then
-  redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'updated_ms', now_ms)
-  return {0, gen_text, new_seq, slot}
+  redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'epoch', epoch, 'digest', '', 'updated_ms', now_ms)
+  return {0, gen_text, new_seq, slot, epoch, ''}
 end
 
 redis.call('HDEL', slots, slot)
@@ -67,7 +68,7 @@ if new_seq == '' then
   -- A mark for a day: another indexer that follows the worker must not take this for lost data.
   redis.call('HSET', stream, 'removed_ms', now_ms)
   redis.call('PEXPIRE', stream, '86400000')
-  return {0, '', '', ''}
+  return {0, '', '', '', '', ''}
 end
 
 local fresh
@@ -88,5 +89,5 @@ else
 end
 redis.call('ZADD', idle, '0', slot)
 redis.call('HSET', slots, fresh, owner)
-redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'slot', fresh, 'updated_ms', now_ms)
-return {0, gen_text, new_seq, fresh}
+redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'slot', fresh, 'epoch', epoch, 'digest', '', 'updated_ms', now_ms)
+return {0, gen_text, new_seq, fresh, epoch, ''}

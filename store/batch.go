@@ -21,6 +21,7 @@ type Batch struct {
 	restore bool // keep the watermark: see [Restorer]
 
 	first, last int64
+	digest      uint64 // of the last message
 	messages    int
 	ops         int
 	marks       []byte
@@ -33,7 +34,7 @@ type Batch struct {
 }
 
 // firstRun is the ARGV index of the first run in apply.lua.
-const firstRun = 7
+const firstRun = 8
 
 // Message begins the operations of the message with that sequence number. A message without
 // operations moves the watermark too.
@@ -41,10 +42,14 @@ func (b *Batch) Message(seq int64) {
 	if b.messages == 0 {
 		b.first = seq
 	}
-	b.last = seq
+	b.last, b.digest = seq, 0
 	b.messages++
 	b.begun = false
 }
+
+// Sign gives the digest of the current message's payload, by which a message is told from another one that an engine
+// has sent under the same number; 0 means unknown.
+func (b *Batch) Sign(digest uint64) { b.digest = digest }
 
 // mark notes where the current message's operations begin; one that has none needs no mark.
 func (b *Batch) mark(values int) {
@@ -179,7 +184,7 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 	args := make([]any, 0, firstRun-1+len(b.args))
 	args = append(args,
 		strconv.FormatInt(st.Generation, 10), strconv.FormatInt(b.first, 10), strconv.FormatInt(b.last, 10),
-		flags, strconv.FormatInt(start.UnixMilli(), 10), string(b.marks))
+		flags, strconv.FormatInt(start.UnixMilli(), 10), string(b.marks), formatDigest(b.digest))
 	args = append(args, b.args...)
 	v, err := scripts.apply.run(bounded, s.write, keys, args...)
 	if err == nil && len(v) != 2 {

@@ -39,6 +39,8 @@ type Stream struct {
 	Slot       int
 	Generation int64
 	Seq        int64     // watermark: newest sequence number applied; -1 = none yet
+	Epoch      int64     // the generation in which the engine's present process began; 0 = unknown
+	Digest     uint64    // of message Seq, see [Batch.Sign]; 0 = unknown
 	Updated    time.Time // last write or renewal, by the writer's clock
 }
 
@@ -100,29 +102,38 @@ func (s *Store) register(ctx context.Context, id StreamID, r Registration, follo
 	if err != nil {
 		return fail(err)
 	}
-	if len(v) != 4 {
+	if len(v) != 6 {
 		return fail(errShortReply)
 	}
 	if v[0] == "2" {
 		return Stream{}, false, ErrRemoved
 	}
 	st = Stream{StreamID: id, Registration: r, Shard: n, Updated: time.Now()}
-	if err := st.read(v[1], v[2], v[3]); err != nil {
+	if err := st.read(v[1:]); err != nil {
 		return fail(err)
 	}
 	return st, v[0] == "1", nil
 }
 
-// read takes over what a script reported.
-func (st *Stream) read(gen, seq, slot string) error {
+// read takes over what a script reported: gen, seq, slot, epoch, digest.
+func (st *Stream) read(v []string) error {
 	var err1, err2, err3 error
-	st.Generation, err1 = strconv.ParseInt(gen, 10, 64)
-	st.Seq, err2 = strconv.ParseInt(seq, 10, 64)
-	st.Slot, err3 = strconv.Atoi(slot)
+	st.Generation, err1 = strconv.ParseInt(v[0], 10, 64)
+	st.Seq, err2 = strconv.ParseInt(v[1], 10, 64)
+	st.Slot, err3 = strconv.Atoi(v[2])
+	st.Epoch, _ = strconv.ParseInt(v[3], 10, 64) // unknown is fine
+	st.Digest, _ = strconv.ParseUint(v[4], 16, 64)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return fmt.Errorf("stream state: %w: %w", err, ErrCorrupt)
 	}
 	return nil
+}
+
+func formatDigest(d uint64) string {
+	if d == 0 {
+		return ""
+	}
+	return strconv.FormatUint(d, 16)
 }
 
 // readHash takes over a stream's whole hash.
@@ -132,7 +143,7 @@ func (st *Stream) readHash(h map[string]string, blockSize int) error {
 		Engine: h["engine"], Topic: h["topic"], LoRA: h["lora"], Salt: h["salt"], Set: h["set"] == "true",
 	}
 	st.Updated = millis(h["updated_ms"])
-	return st.read(h["gen"], h["seq"], h["slot"])
+	return st.read([]string{h["gen"], h["seq"], h["slot"], h["epoch"], h["digest"]})
 }
 
 // Stream reads a stream's state; ok is false where there is none.
@@ -235,7 +246,7 @@ func (s *Store) Touch(ctx context.Context, st Stream) (Outcome, error) {
 }
 
 // Restart ends the stream's generation in O(1): all its blocks are gone from lookups at once. It
-// goes on in a new one with watermark seq, -1 where the engine began again at 0. It takes effect
+// goes on in a new one with watermark seq; -1 means that the engine began again at 0, in a process of its own (see [Stream]). It takes effect
 // only if generation and watermark are still those of st; else Stale, and nothing is done. The
 // returned stream is the state now in Redis either way.
 func (s *Store) Restart(ctx context.Context, st Stream, seq int64) (Stream, Outcome, error) {
@@ -272,7 +283,7 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 	}
 	v, err := scripts.retire.run(bounded, s.write, keys,
 		strconv.FormatInt(st.Generation, 10), seq, strconv.Itoa(st.Slot), newSeq)
-	if err == nil && len(v) != 4 {
+	if err == nil && len(v) != 6 {
 		err = errShortReply
 	}
 	if err != nil {
@@ -285,7 +296,7 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 	if v[1] == "" { // the stream has ended
 		return Stream{StreamID: st.StreamID, Registration: st.Registration, Shard: st.Shard, Seq: -1}, outcome, nil
 	}
-	if err := st.read(v[1], v[2], v[3]); err != nil {
+	if err := st.read(v[1:]); err != nil {
 		return Stream{}, 0, err
 	}
 	return st, outcome, nil
