@@ -1,6 +1,7 @@
 package indexer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -127,6 +128,9 @@ var errGone = &rejoin{"the index does not know the stream"}
 // the process that is over; only a new connection tells.
 var errReplaced = &rejoin{"another indexer has seen the engine restart"}
 
+// errMixed: a replay may be of another engine process than the live messages that wait.
+var errMixed = &rejoin{"the engine's connection ended during a replay"}
+
 // rejoin is an errAgain that no repetition of the same call puts right.
 type rejoin struct{ why string }
 
@@ -230,8 +234,8 @@ func (s *stream) behind(ctx context.Context) error {
 		s.gap(gapStore)
 		if s.canReplay() && !s.refilling {
 			r, err := s.fetch(ctx, have+1, replayGap)
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
+			if ctx.Err() != nil || errors.Is(err, errAgain) {
+				return cmp.Or(context.Cause(ctx), err)
 			}
 			if n := len(r.messages); err == nil && n > 0 && r.messages[0].seq == have+1 && (r.partial || r.messages[n-1].seq >= first-1) {
 				// The batch is part of the replay, or follows it.

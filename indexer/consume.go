@@ -79,8 +79,16 @@ func (s *stream) restarted(ctx context.Context, old int64) error {
 	s.drop()
 	s.tr.forget()
 	s.reset(resetRestart)
-	if err := s.retire(ctx, -1, func(st store.Stream, renewed bool) bool { return renewed && st.Seq < old }); err != nil {
+	epoch, other := s.st.Epoch, false
+	err := s.retire(ctx, -1, func(st store.Stream, renewed bool) bool {
+		other = renewed && st.Epoch != epoch
+		return other && (s.reg.ReplayEndpoint != "" || st.Seq < old)
+	})
+	if err != nil {
 		return err
+	}
+	if other && s.reg.ReplayEndpoint != "" {
+		return errReplaced // which may have been for yet another process: joining compares
 	}
 	s.cur.renewed(s.st.Seq)
 	return nil
@@ -92,16 +100,13 @@ func (s *stream) closeGap(ctx context.Context, seq int64) error {
 	if err := s.flush(ctx); err != nil {
 		return err
 	}
-	if s.cold() {
+	if s.cold() && !s.canReplay() {
 		return s.skipTo(ctx, seq-1) // nothing is known of this engine, so nothing can be wrong
 	}
 	if err := s.reread(ctx); err != nil {
 		return err
 	}
-	if s.st.Seq > s.cur.done { // another indexer has seen them
-		s.tr.orphans.clear() // whatever was removed meanwhile
-		s.cur.done = s.st.Seq
-	}
+	s.catchUp() // another indexer may have seen them
 	if s.cur.place(seq) != ahead {
 		return nil
 	}
@@ -135,8 +140,17 @@ func (s *stream) skipTo(ctx context.Context, seq int64) error {
 	if err := s.retire(ctx, seq, func(st store.Stream, _ bool) bool { return st.Seq >= seq }); err != nil {
 		return err
 	}
-	s.cur.done = max(seq, s.st.Seq)
+	s.cur.reached(seq, 0)
+	s.catchUp()
 	return nil
+}
+
+// emptyBefore begins a generation that holds nothing of what came before message seq.
+func (s *stream) emptyBefore(ctx context.Context, seq int64) error {
+	if seq == 0 && s.st.Seq == -1 {
+		return nil // the present one is as fresh as can be
+	}
+	return s.retire(ctx, seq-1, func(st store.Stream, _ bool) bool { return st.Seq >= seq })
 }
 
 // consume translates the next message in order.
@@ -149,11 +163,10 @@ func (s *stream) consume(ctx context.Context, m message) error {
 		s.drop()
 		s.tr.orphans.clear()
 		s.reset(resetUndecodable)
-		if err := s.skipTo(ctx, m.seq); err != nil {
+		if err := s.emptyBefore(ctx, m.seq); err != nil {
 			return err
 		}
-		s.cur.finish(m.seq, m.payload)
-		return nil
+		b = wire.Batch{} // its number and digest are kept all the same
 	}
 	if b.Rank != nil && *b.Rank != s.id.Rank {
 		s.ix.metrics.errors.WithLabelValues("dp_rank").Inc()
@@ -253,9 +266,7 @@ func (s *stream) keep(ctx context.Context, m message, reset string, ts float64) 
 	if reset != "" {
 		s.drop()
 		s.reset(reset)
-	}
-	if reset != "" && (seq > 0 || s.st.Seq >= 0) { // else the generation is as fresh as it can be
-		if err := s.retire(ctx, seq-1, func(st store.Stream, renewed bool) bool { return renewed && st.Seq >= seq }); err != nil {
+		if err := s.emptyBefore(ctx, seq); err != nil {
 			return err
 		}
 	}
@@ -271,6 +282,8 @@ func (s *stream) keep(ctx context.Context, m message, reset string, ts float64) 
 		switch o.kind {
 		case opStore:
 			s.batch.Store(o.tier, o.block, o.engine)
+		case opAdopt:
+			s.batch.Adopt(o.tier, o.block, o.engine)
 		case opRemove:
 			s.batch.Remove(o.tier, o.engine)
 		case opRemoveKnown:

@@ -2,6 +2,7 @@ package indexer
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,6 +15,7 @@ type connection struct {
 	known bool
 	// reborn: the engine's host has refused connections since the last one, so another process listens now.
 	reborn bool
+	ended  atomic.Bool // nothing more will come
 }
 
 // arrival is one message of the live socket; without frames, the news that it is connected.

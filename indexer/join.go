@@ -1,7 +1,9 @@
 package indexer
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"time"
 )
 
@@ -38,8 +40,8 @@ func (s *stream) join(ctx context.Context, c *connection) error {
 	// From the last message that was applied, not the one after: if it is another one now, or is not there, the engine
 	// has restarted, however far it has come since.
 	r, err := s.fetch(ctx, s.cur.done, replayJoin)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	if ctx.Err() != nil || errors.Is(err, errAgain) {
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	if s.cur.done >= 0 && (r.complete && len(r.messages) == 0 || len(r.messages) > 0 && !s.cur.same(r.messages[0])) {
 		if err := s.restarted(ctx, s.cur.done); err != nil {
@@ -60,8 +62,8 @@ func (s *stream) join(ctx context.Context, c *connection) error {
 func (s *stream) refill(ctx context.Context, reason string) error {
 	for s.canReplay() {
 		r, err := s.fetch(ctx, s.cur.done+1, reason)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+		if ctx.Err() != nil || errors.Is(err, errAgain) {
+			return cmp.Or(context.Cause(ctx), err)
 		}
 		if err := s.feed(ctx, r.messages); err != nil {
 			return err

@@ -82,7 +82,7 @@ func assemble(ctx context.Context, ask session, start int64, maxBytes int, pause
 	return r, err
 }
 
-// fetch replays from start on. One call per publisher at a time, which the stream's single worker sees to.
+// fetch replays from start on, and says errAgain where the live connection has ended meanwhile. One call per publisher at a time, which the stream's single worker sees to.
 func (s *stream) fetch(ctx context.Context, start int64, reason string) (replayed, error) {
 	s.ix.metrics.replays.WithLabelValues(reason).Inc()
 	select {
@@ -92,6 +92,9 @@ func (s *stream) fetch(ctx context.Context, start int64, reason string) (replaye
 		return replayed{}, context.Cause(ctx)
 	}
 	r, err := assemble(ctx, s.replaySession, max(start, 0), s.ix.opts.ReplayBytes, s.ix.timing.replayPause)
+	if s.conn != nil && s.conn.ended.Load() {
+		return replayed{}, errMixed
+	}
 	if err != nil {
 		s.ix.metrics.replays.WithLabelValues(replayFailed).Inc()
 		s.log.Warn("replay failed", "from", start, "got", len(r.messages), "error", err)

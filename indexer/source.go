@@ -80,6 +80,7 @@ func (s *stream) connect(ctx context.Context, in *inbox, refused bool) (up time.
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer func() { _ = conn.Close() }()
+	defer c.ended.Store(true)
 	c.since = time.Now()
 	s.connected()
 	in.put(arrival{conn: c})

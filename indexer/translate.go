@@ -12,6 +12,7 @@ type opKind uint8
 
 const (
 	opStore opKind = iota
+	opAdopt // store, said by an earlier message
 	opRemove
 	opRemoveKnown // the block hash is remembered
 )
@@ -271,15 +272,15 @@ func (t *translator) chain(tier kvcache.Tier, parent *kvcache.EngineHash, salt s
 			}
 			return resultOrphan
 		}
-		t.link(&p.block, salt, tier, hashes, locals, nil)
+		t.link(opStore, &p.block, salt, tier, hashes, locals, nil)
 	} else {
-		t.link(nil, salt, tier, hashes, locals, nil)
+		t.link(opStore, nil, salt, tier, hashes, locals, nil)
 	}
 	// Whoever waited for one of these blocks may itself be waited for.
 	for len(t.ready) > 0 {
 		a := t.ready[0]
 		t.ready = t.ready[1:]
-		t.link(&a.parent, a.salt, a.tier, a.hashes, a.locals, a.gone)
+		t.link(opAdopt, &a.parent, a.salt, a.tier, a.hashes, a.locals, a.gone)
 	}
 	return resultApplied
 }
@@ -291,7 +292,7 @@ type adoption struct {
 }
 
 // link stores blocks below parent, nil at the root, and notes the orphans that waited for them.
-func (t *translator) link(parent *kvcache.BlockHash, salt string, tier kvcache.Tier, hashes []kvcache.EngineHash, locals []kvcache.LocalHash, gone []bool) {
+func (t *translator) link(kind opKind, parent *kvcache.BlockHash, salt string, tier kvcache.Tier, hashes []kvcache.EngineHash, locals []kvcache.LocalHash, gone []bool) {
 	for i, h := range hashes {
 		block := kvcache.BlockHash(locals[i])
 		if parent != nil {
@@ -300,7 +301,7 @@ func (t *translator) link(parent *kvcache.BlockHash, salt string, tier kvcache.T
 		parent = &block
 		t.known.put(h, known{block, salt})
 		if gone == nil || !gone[i] {
-			t.emit(op{opStore, tier, block, h})
+			t.emit(op{kind, tier, block, h})
 		}
 		for _, c := range t.orphans.take(h) {
 			t.ready = append(t.ready, adoption{parent: block, orphan: c})
@@ -327,8 +328,8 @@ func (t *translator) removed(e *wire.Event) string {
 
 func (t *translator) remove(tier kvcache.Tier, hashes []kvcache.EngineHash) {
 	for _, h := range hashes {
-		if !t.muted && t.orphans.remove(tier, h) {
-			continue
+		if !t.muted {
+			t.orphans.remove(tier, h) // and from the index: another indexer may have known its parent
 		}
 		if k, ok := t.known.get(h); ok {
 			t.emit(op{opRemoveKnown, tier, k.block, h})

@@ -16,8 +16,8 @@
 -- ARGV[5] now_ms   the caller's clock, for updated_ms
 -- ARGV[6] marks    "seq:index ..." the ARGV index at which each message's operations begin
 -- ARGV[7] digest   of the last message, by which it is told from another one of the same number; "" = unknown
--- ARGV[8..] runs   "s0".."s2" (store on tier), "r0".."r2" (remove) or "x0".."x2" (remove, block hash known), count of
---                  values that follow, then the values: score, block hash for s and x; score for r.
+-- ARGV[8..] runs   "s0".."s2" (store on tier), "a0".."a2" (store, no further copy where it is there), "r0".."r2" (remove) or "x0".."x2" (remove, block hash known), count of
+--                  values that follow, then the values: score, block hash for s, a and x; score for r.
 --                  A block occurs once in a run. x trusts the caller's block hash where the tier holds that block.
 -- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap, 3 stale; seq is the watermark now
 -- Effects: idempotent (a repetition is a duplicate; with k, what is stored already); O(blocks · log blocks of the worker)
@@ -42,7 +42,7 @@ end
 if not keep and tonumber(first) > seq + 1 and not string.find(flags, 'f', 1, true) then
   return {2, have[2]}
 end
-local count_copies = not string.find(flags, 's', 1, true)
+local set = string.find(flags, 's', 1, true)
 
 -- Where another caller has applied the first messages already, begin after them.
 local start = 8
@@ -61,11 +61,11 @@ local i = 8
 while i <= #ARGV do
   local n = tonumber(ARGV[i + 1])
   local op = ARGV[i]
-  if not n or n < 1 or i + 1 + n > #ARGV or not string.find(op, '^[srx][012]$') then
-    return redis.error_reply('WRARGV a run is s, r or x and a tier from 0 to 2, a count, and that many values')
+  if not n or n < 1 or i + 1 + n > #ARGV or not string.find(op, '^[sarx][012]$') then
+    return redis.error_reply('WRARGV a run is s, a, r or x and a tier from 0 to 2, a count, and that many values')
   end
   if string.byte(op) ~= 114 and n % 2 == 1 then
-    return redis.error_reply('WRARGV a run of s or x has pairs of score and block hash')
+    return redis.error_reply('WRARGV a run of s, a or x has pairs of score and block hash')
   end
   i = i + 2 + n
 end
@@ -84,7 +84,7 @@ local function forget(members, m)
   end
 end
 
-local function store(tier, from, to)
+local function store(tier, from, to, count_copies)
   local unit = 2 ^ tier
   if high then
     unit = unit * 16
@@ -312,8 +312,8 @@ while i <= #ARGV do
     end
     local tier = byte(op, 2) - 48
     local kind = byte(op)
-    if kind == 115 then
-      store(tier, from, to)
+    if kind == 115 or kind == 97 then
+      store(tier, from, to, kind == 115 and not set)
     else
       remove(tier, from, to, kind == 120)
     end

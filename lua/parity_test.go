@@ -114,7 +114,7 @@ func TestSameRepliesAndEffects(t *testing.T) {
 			}
 			marks += fmt.Sprintf("%d:%d", s, 8+len(runs))
 			tier := strconv.Itoa(r.IntN(3))
-			kind := []string{"s", "s", "r", "x"}[r.IntN(4)]
+			kind := []string{"s", "s", "a", "r", "x"}[r.IntN(5)]
 			var values []any
 			start := r.IntN(1500)
 			for b := start; b < start+1+r.IntN(700); b++ {

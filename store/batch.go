@@ -92,13 +92,24 @@ func (b *Batch) closeRun() {
 
 var (
 	storeKinds  = [...]string{"s0", "s1", "s2"}
+	adoptKinds  = [...]string{"a0", "a1", "a2"}
 	removeKinds = [...]string{"r0", "r1", "r2"}
 	knownKinds  = [...]string{"x0", "x1", "x2"}
 )
 
 // Store adds a block on a tier under the engine's own hash.
 func (b *Batch) Store(t kvcache.Tier, block kvcache.BlockHash, e kvcache.EngineHash) {
-	b.enter(storeKinds[t], uint64(block))
+	b.store(storeKinds[t], block, e)
+}
+
+// Adopt is Store for what an earlier message has said, which another caller may have applied: where the block is there
+// already, it is not a further copy.
+func (b *Batch) Adopt(t kvcache.Tier, block kvcache.BlockHash, e kvcache.EngineHash) {
+	b.store(adoptKinds[t], block, e)
+}
+
+func (b *Batch) store(kind string, block kvcache.BlockHash, e kvcache.EngineHash) {
+	b.enter(kind, uint64(block))
 	b.args = append(b.args, strconv.FormatUint(e.Score(), 10), block.String())
 	b.values += 2
 	b.ops++

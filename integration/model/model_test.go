@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +19,6 @@ var (
 	seeds = flag.Int("model.seeds", 5, "how many random histories to play")
 	first = flag.Uint64("model.first", 0, "the first one's seed")
 	steps = flag.Int("model.steps", 10_000, "steps of each")
-	logs  = flag.Bool("model.log", false, "print the indexers' logs")
 )
 
 // restEvery is how many steps lie between two comparisons.
@@ -36,7 +34,8 @@ func TestIndexEqualsTheModel(t *testing.T) {
 			w := newWorld(t, seed)
 			defer func() {
 				if t.Failed() {
-					t.Logf("the last steps:\n%s", strings.Join(w.diary, "\n"))
+					w.explain()
+					t.Logf("the last steps:\n%s\nthe indexers' last words:\n%s", strings.Join(w.diary, "\n"), &w.journal)
 				}
 			}()
 			w.reader = newReader(w)
@@ -214,7 +213,9 @@ func (r *reader) run(ctx context.Context) {
 				case life > r.seen[e.id]:
 					r.seen[e.id] = life
 				case life < from && r.err == nil: // from was seen before this lookup began
-					r.err = fmt.Errorf("a lookup credits %s with a block of its process %d after one has shown process %d", e.id, life, from)
+					st, _, _ := r.store.Stream(ctx, store.StreamID{Pool: pool, WorkerRank: kvcache.WorkerRank{Worker: e.id}})
+					r.err = fmt.Errorf("%s: a lookup credits %s with a block of its process %d after one has shown process %d (now generation %d, epoch %d, message %d, slot %d)",
+						time.Now().Format("15:04:05.000"), e.id, life, from, st.Generation, st.Epoch, st.Seq, st.Slot)
 				}
 				r.mu.Unlock()
 			}
@@ -222,10 +223,29 @@ func (r *reader) run(ctx context.Context) {
 	}
 }
 
-// logger shows an indexer's log where that is asked for.
-func logger(t *testing.T, i int) *slog.Logger {
-	if !*logs {
-		return slog.New(slog.DiscardHandler)
+// journal keeps the last lines of the indexers' logs.
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (j *journal) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.lines = append(j.lines, string(b))
+	if len(j.lines) > 150 {
+		j.lines = j.lines[1:]
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})).With("indexer", i, "test", t.Name())
+	return len(b), nil
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Join(j.lines, "")
+}
+
+// logger writes an indexer's log to the journal.
+func (j *journal) logger(i int) *slog.Logger {
+	return slog.New(slog.NewTextHandler(j, &slog.HandlerOptions{Level: slog.LevelInfo})).With("indexer", i)
 }

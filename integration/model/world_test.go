@@ -3,9 +3,13 @@ package model
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
+	"runtime/pprof"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/warmroute/warmroute/indexer"
 	"github.com/warmroute/warmroute/indexer/wire"
@@ -33,11 +37,13 @@ type world struct {
 	indexers [numIndexers]*process
 	reader   *reader
 	diary    []string // the last steps
+	journal  journal
 }
 
 // process is one indexer with its own way to Redis; nil while it does not run.
 type process struct {
 	path *redisproc.Proxy
+	addr string // of its admin surface
 	stop func(cut bool)
 }
 
@@ -62,7 +68,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 
 func (w *world) open(url string) *store.Store {
 	w.t.Helper()
-	s, err := store.New(store.Options{URL: url, Shards: 2})
+	s, err := store.New(store.Options{URL: url, Shards: 2, LookupBudget: 10 * time.Second})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -71,7 +77,7 @@ func (w *world) open(url string) *store.Store {
 }
 
 func (w *world) note(format string, args ...any) {
-	w.diary = append(w.diary, fmt.Sprintf(format, args...))
+	w.diary = append(w.diary, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 	if len(w.diary) > 60 {
 		w.diary = w.diary[1:]
 	}
@@ -81,7 +87,7 @@ func (w *world) startIndexer(i int) {
 	w.t.Helper()
 	path := storetest.Proxy(w.t, w.redis.Addr)
 	st := w.open("redis://" + path.Addr)
-	o := indexer.Options{Store: st, Listen: "127.0.0.1:0", Logger: logger(w.t, i)}
+	o := indexer.Options{Store: st, Listen: "127.0.0.1:0", Logger: w.journal.logger(i)}
 	for _, e := range w.engines {
 		o.Workers = append(o.Workers, indexer.Worker{
 			ID: e.id, Model: pool.Model, BlockSize: blockSize, Endpoint: "tcp://" + e.path.Addr, ReplayEndpoint: e.proc.ReplayEndpoint,
@@ -94,7 +100,7 @@ func (w *world) startIndexer(i int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- ix.Run(ctx) }()
-	p := &process{path: path}
+	p := &process{path: path, addr: ix.Addr().String()}
 	p.stop = func(cut bool) {
 		if cut {
 			path.Set(redisproc.Refuse) // nothing that it still does reaches Redis
@@ -198,6 +204,27 @@ func (w *world) step() {
 			}
 			w.redis.Start()
 		})
+	}
+}
+
+// explain logs what can tell why a run has failed.
+func (w *world) explain() {
+	for i, p := range w.indexers {
+		if p == nil {
+			continue
+		}
+		if resp, err := http.Get("http://" + p.addr + "/workers"); err == nil {
+			b, _ := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			w.t.Logf("indexer %d: %s", i, b)
+		}
+	}
+	var stacks strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+	for _, g := range strings.Split(stacks.String(), "\n\n") {
+		if strings.Contains(g, "indexer.(*stream)") {
+			w.t.Log(g)
+		}
 	}
 }
 
