@@ -322,7 +322,7 @@ func (x *shardCheck) restarts(ctx context.Context) error {
 			return err
 		}
 		st := Stream{StreamID: StreamID{Pool: x.p.id, WorkerRank: w}, Shard: x.n}
-		if st.read(h["gen"], h["seq"], h["slot"]) != nil {
+		if st.readHash(h, 0) != nil {
 			continue // gone meanwhile
 		}
 		if _, _, err := x.s.retire(ctx, st, "", "-1"); err != nil { // stale: somebody else has begun a new generation, as good
