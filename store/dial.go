@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"time"
 
@@ -28,7 +29,7 @@ func newDialer(o redis.UniversalOptions, opts Options) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
 		if err != nil {
-			return &deadConn{err: err}, nil
+			return &deadConn{err: fmt.Errorf("%w", err)}, nil // the library unwraps it once, and the address should stay
 		}
 		return c, nil
 	}

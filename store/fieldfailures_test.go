@@ -67,7 +67,8 @@ func TestFirstProbeAfterALongOutageFindsRedis(t *testing.T) {
 			return (&net.Dialer{}).DialContext(ctx, network, addr)
 		}
 	})
-	if _, _, err := s.Lookup(t.Context(), testPool, p, store.LookupOptions{}); store.Reason(err) != store.ReasonConnection || !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, _, err := s.Lookup(t.Context(), testPool, p, store.LookupOptions{}); store.Reason(err) != store.ReasonConnection ||
+		!errors.Is(err, syscall.ECONNREFUSED) || !strings.Contains(err.Error(), "dial tcp") {
 		t.Fatal(err)
 	}
 	failed := func() float64 { return counted(t, reg, "warmroute_index_probes_total", "result", "failed") }
