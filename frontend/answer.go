@@ -14,12 +14,14 @@ import (
 // watch is what is to be done with a worker's answer on its way to the client. It must not keep the exchange's body.
 func (f *Frontend) watch(ctx context.Context, x *exchange, res *http.Response, pool string) *answerBody {
 	worker := x.chosen.node.Key()
+	events := strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream")
 	b := &answerBody{
 		idle: f.o.IdleChunkTimeout,
 		first: func() {
 			f.metrics.ttfb.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
-			x.lease.Prefilled()
-			x.reserved.Prefilled()
+			if x.lease.Prefilled(); events { // else the end follows at once
+				x.reserved.Prefilled()
+			}
 		},
 		broke: func(reason string, err error) {
 			if ctx.Err() != nil {
@@ -43,7 +45,6 @@ func (f *Frontend) watch(ctx context.Context, x *exchange, res *http.Response, p
 		}
 	}
 	grown := output{size: x.blockSize}
-	events := strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream")
 	b.chunk = func(p []byte) {
 		_ = x.response.SetWriteDeadline(time.Now().Add(f.o.IdleChunkTimeout))
 		if tail != nil {

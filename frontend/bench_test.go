@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/warmroute/warmroute/frontend/openai"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
+	"github.com/warmroute/warmroute/store/storetest"
 )
 
 // One decision without the network: read the body, hash 8,192 token ids, merge the index's
@@ -26,7 +28,7 @@ func BenchmarkDecision(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				x := &exchange{tenant: f.o.Tenant}
+				x := &exchange{tenant: f.o.Tenant, knowledge: knowledge{blockSize: 16}}
 				var err error
 				if x.parsed, err = openai.Parse([]byte(body), openai.Completions, f.o.MaxPromptTokens); err != nil {
 					b.Fatal(err)
@@ -63,4 +65,37 @@ func (s *scored) Lookup(ctx context.Context, p kvcache.PoolID, blocks []kvcache.
 		return scores, state, err
 	}
 	return *s.scores, kvcache.Exact, nil
+}
+
+// One proxied completion of 8,192 token ids through a real Redis: two calls to it on the way, the rest behind.
+func BenchmarkRoute(b *testing.B) {
+	for _, predict := range []time.Duration{-1, 5 * time.Second} {
+		b.Run(fmt.Sprintf("tokens=8192/workers=8/predict=%v", predict > 0), func(b *testing.B) {
+			body, ids := prompt(8192)
+			redis := storetest.Redis(b)
+			index, err := store.New(store.Options{URL: redis.URL, LookupBudget: time.Minute})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { _ = index.Close() })
+			var workers []Worker
+			for i := range 8 {
+				e := newEngine(b, fmt.Sprint("w", i))
+				workers = append(workers, e.worker())
+				held := ids[:4096]
+				if i > 0 {
+					held = nil
+				}
+				hold(b, index, e, held)
+			}
+			f := start(b, Options{Index: index, Workers: workers, PredictTTL: predict})
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if res, text := f.post(completions, body); res.StatusCode != 200 {
+					b.Fatal(res.StatusCode, text)
+				}
+			}
+		})
+	}
 }

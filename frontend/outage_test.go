@@ -28,7 +28,7 @@ func openIndex(t *testing.T, url string, budget time.Duration) *store.Store {
 }
 
 // hold makes a worker known to the index, with the first blocks of a prompt.
-func hold(t *testing.T, index *store.Store, e *engine, tokens []uint32) {
+func hold(t testing.TB, index *store.Store, e *engine, tokens []uint32) {
 	t.Helper()
 	st, _, err := index.Register(t.Context(), store.StreamID{Pool: llama, WorkerRank: kvcache.WorkerRank{Worker: e.id}},
 		store.Registration{BlockSize: 16, URL: e.URL, Engine: "vLLM"})

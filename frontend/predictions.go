@@ -24,10 +24,11 @@ func (f *Frontend) predict(x *exchange, pool kvcache.PoolID) {
 	case f.eventsOff(pool):
 		r.TTL = f.o.EventsOffTTL
 		r.Register = &store.Registration{BlockSize: x.blockSize, URL: x.chosen.node.URL.String(), Engine: x.chosen.node.Engine}
-	case f.o.PredictTTL < 0 || x.chosen.overlap.Device >= len(x.hashes):
+	case f.o.PredictTTL < 0:
 		return
-	default:
+	default: // what the worker has, or is about to, needs no words: predictions cost Redis as much as the events do
 		r.TTL = f.o.PredictTTL
+		r.Blocks = r.Blocks[min(x.chosen.overlap.Any, len(r.Blocks)):]
 	}
 	f.recorder.Record(r)
 }

@@ -16,6 +16,7 @@ import (
 type benchCmd struct {
 	Lookup benchLookupCmd `cmd:"" help:"Overlap lookups, against other layouts in Redis."`
 	Apply  benchApplyCmd  `cmd:"" help:"Writes of events, against bare ZADD and HSET."`
+	Route  benchRouteCmd  `cmd:"" help:"What a frontend adds to a request, beside nginx."`
 	Outage benchOutageCmd `cmd:"" help:"Requests and index while Redis is away, fault by fault."`
 }
 
