@@ -82,7 +82,7 @@ func (s *stream) saw(st store.Stream) {
 		s.claim = claim{seq: -1}
 	}
 	s.claimed(st.Seq)
-	s.update(func(v *Status) { v.Generation, v.Watermark = st.Generation, st.Seq })
+	s.update(func(v *Status) { v.Generation, v.Watermark, v.shard = st.Generation, st.Seq, st.Shard })
 }
 
 // older says whether a state of Redis is from before one that Redis has shown. Its watermark may be that of an engine

@@ -95,6 +95,7 @@ type Status struct {
 	Registered bool      `json:"registered"` // known to the index
 	Trusted    bool      `json:"trusted"`    // blocks were stored since they last left the index
 	Generation int64     `json:"generation"`
+	shard      int       // that the generation is of
 	Watermark  int64     `json:"watermark"`   // newest sequence number applied; -1 = none
 	LagSeconds float64   `json:"lag_seconds"` // of the newest batch applied, by the engine's clock
 	Waiting    int       `json:"waiting"`     // messages in the buffer
@@ -131,7 +132,7 @@ func (s *stream) begin() {
 	s.drop()
 	in := newInbox(s.ix.opts.BufferMessages, s.ix.opts.BufferBytes)
 	s.mu.Lock()
-	s.in = in
+	s.in, s.status.Generation = in, 0
 	s.mu.Unlock()
 }
 

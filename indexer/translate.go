@@ -12,7 +12,7 @@ type opKind uint8
 
 const (
 	opStore opKind = iota
-	opAdopt // store, said by an earlier message
+	opAdopt        // store, said by an earlier message
 	opRemove
 	opRemoveKnown // the block hash is remembered
 )

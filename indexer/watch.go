@@ -42,7 +42,7 @@ func (ix *Indexer) watch(ctx context.Context) {
 			}
 			reached = true
 			switch {
-			case away[pool] || fell(seen[pool], now):
+			case away[pool] || fell(seen[pool], now) || older(of, now):
 				for _, s := range of {
 					s.nudge()
 				}
@@ -72,6 +72,19 @@ func (ix *Indexer) byPool() map[kvcache.PoolID][]*stream {
 		streams[s.id.Pool] = append(streams[s.id.Pool], s)
 	}
 	return streams
+}
+
+// older says whether a stream has seen a generation that is newer than its shard's version, which is impossible unless Redis
+// went back since the last look.
+func older(of []*stream, versions []int64) bool {
+	for _, s := range of {
+		newer := false
+		s.update(func(v *Status) { newer = v.shard < len(versions) && v.Generation > versions[v.shard] })
+		if newer {
+			return true
+		}
+	}
+	return false
 }
 
 // watermarks are what some streams have applied, by their own account.
