@@ -257,8 +257,8 @@ func (ix *Indexer) discover(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// sweepStep is how many blocks of ended generations one step clears in each shard.
-const sweepStep = 500
+// sweepStep is how many blocks of ended generations one step clears in each shard: 0.3 ms of Redis (warmroute bench sweep).
+const sweepStep = 100
 
 // sweep clears what ended generations left behind, in small steps, for as long as there is anything.
 func (ix *Indexer) sweep(ctx context.Context) {

@@ -14,10 +14,12 @@ import (
 
 // benchCmd measures the index on a Redis server.
 type benchCmd struct {
-	Lookup benchLookupCmd `cmd:"" help:"Overlap lookups, against other layouts in Redis."`
-	Apply  benchApplyCmd  `cmd:"" help:"Writes of events, against bare ZADD and HSET."`
-	Route  benchRouteCmd  `cmd:"" help:"What a frontend adds to a request, beside nginx."`
-	Outage benchOutageCmd `cmd:"" help:"Requests and index while Redis is away, fault by fault."`
+	Lookup  benchLookupCmd  `cmd:"" help:"Overlap lookups, against other layouts in Redis."`
+	Apply   benchApplyCmd   `cmd:"" help:"Writes of events, against bare ZADD and HSET."`
+	Sweep   benchSweepCmd   `cmd:"" help:"The removal of a worker with a million blocks, under lookups."`
+	Visible benchVisibleCmd `cmd:"" help:"From an engine's event into the answers of lookups."`
+	Route   benchRouteCmd   `cmd:"" help:"What a frontend adds to a request, beside nginx."`
+	Outage  benchOutageCmd  `cmd:"" help:"Requests and index while Redis is away, fault by fault."`
 }
 
 // Help is the long form of the command's help.
@@ -170,7 +172,7 @@ func row(w io.Writer, cells ...any) {
 func number(f float64, decimals int) string {
 	s := fmt.Sprintf("%.*f", decimals, f)
 	whole, fraction, _ := strings.Cut(s, ".")
-	for i := len(whole) - 3; i > 0; i -= 3 {
+	for i := len(whole) - 3; i > len(whole)-len(strings.TrimLeft(whole, "-")); i -= 3 {
 		whole = whole[:i] + "," + whole[i:]
 	}
 	if fraction != "" {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/warmroute/warmroute/store/storebench"
 	"github.com/warmroute/warmroute/store/storetest"
 )
@@ -39,5 +40,25 @@ func TestApplyTable(t *testing.T) {
 		if c.BlocksPerSec <= 0 || c.VsZAdd <= 0 || c.VsZAddHSet <= 0 {
 			t.Errorf("cell without figures: %+v", c)
 		}
+	}
+}
+
+func TestSweepTable(t *testing.T) {
+	r := storetest.Redis(t)
+	report, err := storebench.Sweep(t.Context(), storebench.Options{URL: r.URL, CellTime: 20 * time.Millisecond}, 3000, []int{50, 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Cells) != 2 || report.Blocks != 3000 {
+		t.Fatalf("%+v", report)
+	}
+	for _, c := range report.Cells {
+		if c.Swept != 3000 || c.SweepCalls < 3000/c.Step || c.RetireMs <= 0 || c.SweepMs < c.RetireMs || c.Before.Count == 0 {
+			t.Errorf("cell without figures: %+v", c)
+		}
+	}
+	v, err := redis.NewClient(&redis.Options{Addr: r.Addr}).ConfigGet(t.Context(), "slowlog-max-len").Result()
+	if err != nil || v["slowlog-max-len"] != "128" {
+		t.Errorf("the slow log is not as it was: %v %v", v, err)
 	}
 }
