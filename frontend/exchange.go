@@ -88,14 +88,6 @@ func (k *knowledge) overlapKnown(n int) bool {
 	return k.state == kvcache.Exact || k.state == kvcache.Partial && n > 0
 }
 
-// size is the prompt's blocks, or the estimate.
-func (k *knowledge) size() int {
-	if k.tokens > 0 {
-		return k.blocks
-	}
-	return k.guess
-}
-
 // exchange is one proxied request, from the body to the end of the answer.
 type exchange struct {
 	start  time.Time

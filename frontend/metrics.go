@@ -22,6 +22,7 @@ type metrics struct {
 	workerRequests *prometheus.CounterVec
 	loadFallbacks  *prometheus.CounterVec
 	streamsAborted *prometheus.CounterVec
+	tokenize       *prometheus.CounterVec
 }
 
 // The states of warmroute_workers.
@@ -98,6 +99,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		streamsAborted: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_answers_aborted_total", Help: "Answers that broke off after they had begun, by the side that left: client or worker.",
 		}, []string{"side"}),
+		tokenize: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "warmroute_tokenize_total", Help: "Prompts whose token ids were wanted and not given, by how they came: cached, asked (a worker), shared (the call of another request), paused (no worker is asked for a while), timeout, failed.",
+		}, []string{"result"}),
 		loadFallbacks: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_load_fallbacks_total", Help: "Choices by this frontend's own loads because those of all frontends could not be had, by reason.",
 		}, []string{"reason"}),

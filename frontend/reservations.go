@@ -99,7 +99,9 @@ func (f *Frontend) loads(c *gin.Context) {
 			for _, n := range t.Nodes {
 				for _, rank := range n.Ranks {
 					w := kvcache.WorkerRank{Worker: n.ID, Rank: rank}
-					loads[w] = loads[w] // zero is an answer too
+					if _, has := loads[w]; !has {
+						loads[w] = store.Load{} // an answer too
+					}
 				}
 			}
 		}

@@ -29,6 +29,16 @@ const (
 	pauseWithoutRoute = 30 * time.Second
 )
 
+// Results of tokenize_total.
+const (
+	tokenizeCached  = "cached"
+	tokenizeAsked   = "asked"   // a worker
+	tokenizeShared  = "shared"  // the call of another request for the same prompt
+	tokenizePaused  = "paused"  // every worker failed a moment ago, and none is asked
+	tokenizeTimeout = "timeout" //
+	tokenizeFailed  = "failed"
+)
+
 // tokenizer learns prompts' tokens from the workers, which alone apply their chat templates as
 // they will when they serve the prompt.
 type tokenizer struct {
@@ -37,6 +47,7 @@ type tokenizer struct {
 	token   string // for the workers, in place of the client's
 	limit   int    // longest prompt, in tokens
 	cache   *tokenCache
+	count   func(result string)
 	calls   singleflight.Group
 
 	mu     sync.Mutex
@@ -51,15 +62,19 @@ func (t *tokenizer) tokens(ctx context.Context, target fleet.Target, body []byte
 	_, _ = h.Write(body)
 	key := h.Sum128()
 	if tokens, ok := t.cache.get(key); ok {
+		t.count(tokenizeCached)
 		return tokens, nil
 	}
 	node := t.pick(target.Nodes)
 	if node == nil {
+		t.count(tokenizePaused)
 		return nil, errNoTokens
 	}
 	// The call belongs to everybody who waits for it: a client that leaves does not end it.
 	flight := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, key.Lo), key.Hi)
+	asks := false
 	done := t.calls.DoChan(string(flight), func() (any, error) {
+		asks = true
 		if tokens, ok := t.cache.get(key); ok {
 			return tokens, nil // a call ended between our look and our joining
 		}
@@ -78,11 +93,22 @@ func (t *tokenizer) tokens(ctx context.Context, target fleet.Target, body []byte
 	defer timer.Stop()
 	select {
 	case r := <-done:
+		switch {
+		case errors.Is(r.Err, context.DeadlineExceeded):
+			t.count(tokenizeTimeout)
+		case r.Err != nil:
+			t.count(tokenizeFailed)
+		case asks: // the call was this request's own
+			t.count(tokenizeAsked)
+		default:
+			t.count(tokenizeShared)
+		}
 		if r.Err != nil {
 			return nil, r.Err
 		}
 		return r.Val.([]uint32), nil
 	case <-timer.C:
+		t.count(tokenizeTimeout)
 		return nil, fmt.Errorf("%w: timeout", errNoTokens)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)

@@ -47,6 +47,9 @@ func TestTokenizeFailureIsServedAndCounted(t *testing.T) {
 			if n := f.metric("warmroute_index_fallbacks_total", "reason", "tokenize"); n != 2 {
 				t.Errorf("%v fallbacks", n)
 			}
+			if n := f.metric("warmroute_tokenize_total", "result", tokenizeTimeout); (n > 0) != (name == "hangs") {
+				t.Errorf("%v timeouts counted", n)
+			}
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			if e.asked > test.asked || e.asked < test.asked && name != "hangs" { // its call may never leave a busy machine
@@ -83,6 +86,13 @@ func TestTokenizeIsSharedByConcurrentRequests(t *testing.T) {
 	defer e.mu.Unlock()
 	if e.asked != 1 {
 		t.Errorf("asked %d times for one prompt", e.asked)
+	}
+	f.post(completions, textBody)
+	if a, c := f.metric("warmroute_tokenize_total", "result", tokenizeAsked), f.metric("warmroute_tokenize_total", "result", tokenizeCached); a != 1 || c < 1 {
+		t.Errorf("%v prompts were asked for and %v cached", a, c)
+	}
+	if n := f.metric("warmroute_tokenize_total"); n != requests+1 { // some joined the call, some came after it
+		t.Errorf("%v prompts counted", n)
 	}
 }
 
