@@ -36,6 +36,7 @@ import (
 	"github.com/warmroute/warmroute/frontend/inflight"
 	"github.com/warmroute/warmroute/frontend/predict"
 	"github.com/warmroute/warmroute/frontend/reserve"
+	"github.com/warmroute/warmroute/frontend/ui"
 )
 
 // Frontend serves.
@@ -52,6 +53,7 @@ type Frontend struct {
 	recorder  *predict.Recorder // likewise
 	judge     *feedback.Judge
 	tokenizer *tokenizer
+	page      *ui.Page
 	transport *http.Transport
 	reverse   *httputil.ReverseProxy
 
@@ -100,6 +102,7 @@ func New(o Options) (*Frontend, error) {
 	if f.fleet, err = fleet.New(fo); err != nil {
 		return nil, fmt.Errorf("frontend: %w", err)
 	}
+	f.page = ui.New(ui.Options{Source: pageSource{f}})
 	f.server = &http.Server{
 		Handler:           f.routes(),
 		ReadHeaderTimeout: 10 * time.Second,
@@ -136,7 +139,9 @@ func (f *Frontend) Run(ctx context.Context) error {
 		background.Go(func() { f.keeper.Run(requests) })
 		background.Go(func() { f.recorder.Run(requests) })
 	}
+	background.Go(func() { f.page.Run(ctx) }) // feeds end when the drain begins
 	f.warnOfExposure()
+	f.warnOfFiles(openFiles())
 
 	served := make(chan error, 1)
 	go func() { served <- f.server.Serve(f.listener) }()

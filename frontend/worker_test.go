@@ -396,3 +396,68 @@ func TestLostWorkerHoldsNobody(t *testing.T) {
 		t.Errorf("attempts left over: %v", f.attempts.at)
 	}
 }
+
+// H21: a limit of open files that does not suffice is said at the start.
+func TestLimitOfFilesIsWarnedOf(t *testing.T) {
+	for limit, warns := range map[uint64]bool{0: false, 1024: true, 2200: false, 1 << 40: false} {
+		var log bytes.Buffer
+		f := &Frontend{o: Options{MaxInFlight: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))}}
+		if f.warnOfFiles(limit); strings.Contains(log.String(), "limit of open files") != warns {
+			t.Errorf("limit %d: %q", limit, log.String())
+		}
+	}
+}
+
+// T09 and T10: a new worker, and one with a small cache, get what nobody holds, and by load; what is held elsewhere spills
+// when its home is busy.
+func TestNewWorkerGetsItsShare(t *testing.T) {
+	f := bare(t, 5, PolicyKV) // w04 is new
+	place := func(warm bool) *exchange {
+		x := &exchange{tenant: "default", knowledge: knowledge{blockSize: 16, tokens: 640, blocks: 40, state: kvcache.Exact}}
+		x.parsed.Model = "llama"
+		if warm {
+			x.scores.Scores = map[kvcache.WorkerRank]kvcache.Overlap{}
+			for i := range 4 {
+				x.scores.Scores[kvcache.WorkerRank{Worker: fmt.Sprintf("w%02d", i)}] = kvcache.Overlap{Device: 38, Host: 38, Disk: 38, Any: 38}
+			}
+		}
+		if err := f.choose(t.Context(), x); err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	got := func(n int, warm bool) (fresh int) {
+		var all []*exchange
+		for range n {
+			x := place(warm)
+			if all = append(all, x); x.chosen.Worker == "w04" {
+				fresh++
+			}
+		}
+		for _, x := range all {
+			x.finish()
+		}
+		return fresh
+	}
+	if n := got(50, false); n != 10 {
+		t.Errorf("the new worker got %d of 50 prompts that nobody holds, want its fifth", n)
+	}
+	if n := got(4, true); n != 0 {
+		t.Errorf("the new worker got %d of 4 prompts that idle workers hold", n)
+	}
+	if n := got(200, true); n == 0 {
+		t.Error("the new worker got none of 200 prompts at a time that the others hold")
+	}
+}
+
+// T11: one hot worker does not keep others from what they hold.
+func TestHotWorkerLeavesTheOthersTheirs(t *testing.T) {
+	f := bare(t, 3, PolicyKV)
+	f.inFlight.Add(inflight.Place{Tenant: "default", WorkerRank: kvcache.WorkerRank{Worker: "w00"}}, Load{Requests: 500, PrefillTokens: 1 << 20, DecodeBlocks: 9000})
+	x := &exchange{tenant: "default", knowledge: knowledge{blockSize: 16, tokens: 640, blocks: 40, state: kvcache.Exact}}
+	x.parsed.Model = "llama"
+	x.scores.Scores = map[kvcache.WorkerRank]kvcache.Overlap{{Worker: "w01"}: {Device: 9, Host: 9, Disk: 9, Any: 9}, {Worker: "w00"}: {Device: 40, Host: 40, Disk: 40, Any: 40}}
+	if err := f.choose(t.Context(), x); err != nil || x.chosen.Worker != "w01" {
+		t.Errorf("at %v, %v", x.chosen, err)
+	}
+}

@@ -69,6 +69,16 @@ func (f *Frontend) nextID() string {
 	return f.instance + "-" + strconv.FormatUint(f.requests.Add(1), 36)
 }
 
+// warnOfFiles tells an operator that the limit of open files is reached before that of requests: each request has a
+// connection to the client and one to a worker.
+func (f *Frontend) warnOfFiles(limit uint64) {
+	const others = 200 // Redis, polls, listeners, the log
+	if need := uint64(2*f.o.MaxInFlight + others); limit > 0 && limit < need {
+		f.o.Logger.Warn("the limit of open files is lower than the requests in flight need: raise it, or lower --max-in-flight",
+			"limit", limit, "needed", need)
+	}
+}
+
 // warnOfExposure tells an operator that anybody who reaches the port may use the workers.
 func (f *Frontend) warnOfExposure() {
 	if f.o.Token != "" {
