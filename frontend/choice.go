@@ -340,6 +340,9 @@ func (f *Frontend) choose(ctx context.Context, x *exchange) error {
 		}
 		pool := target.Pool.String()
 		f.selected(pool, &p, x.pin)
+		if x.inference {
+			f.decided(x.path, &w, &p, x.pin, len(x.tried), x.start)
+		}
 		f.metrics.workerRequests.WithLabelValues(x.chosen.Worker).Inc()
 		f.predict(x, target.Pool)
 		o := x.chosen.overlap.Disk // what engines have said

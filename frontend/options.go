@@ -36,6 +36,10 @@ type Overlaps interface {
 type Inspector interface {
 	// Links lists the links to all shards in use.
 	Links() []store.LinkStatus
+	// Sizes counts every worker rank's blocks by tier, and Holders says who holds each of the blocks; with an error, as far as is
+	// known.
+	Sizes(ctx context.Context, pool kvcache.PoolID) (map[kvcache.WorkerRank][kvcache.NumTiers]int, error)
+	Holders(ctx context.Context, pool kvcache.PoolID, blocks []kvcache.BlockHash) (map[kvcache.WorkerRank][]byte, error)
 	// Dump calls f for every stored block of a pool.
 	Dump(ctx context.Context, pool kvcache.PoolID, f func(kvcache.RouterEvent) error) error
 }

@@ -68,6 +68,7 @@ func (f *Frontend) routes() http.Handler {
 	g.POST("/potential_loads", f.potentialLoads)
 	g.GET("/workers", f.workers)
 	g.GET("/dump", f.dump)
+	f.pageRoutes(r, g)
 	return r
 }
 

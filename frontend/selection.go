@@ -3,6 +3,7 @@ package frontend
 import (
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -71,6 +72,7 @@ func (f *Frontend) selectFor(c *gin.Context, reserves bool) (*selection, error) 
 		p.held = f.askLoads(ctx, &r.want, &again, choose.Weights{}) && again.held
 	}
 	f.selected(r.want.pool.String(), &p, r.pin)
+	f.decided(c.FullPath(), &r.want, &p, r.pin, 0, time.Time{})
 	k, o := r.want.k, w.overlap
 	s := &selection{
 		WorkerID: w.Worker, Rank: w.Rank, Endpoint: w.node.URL.String(), BlockSize: k.blockSize,
