@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
@@ -238,7 +239,7 @@ func bare(t testing.TB, workers int, policy string) *Frontend {
 	for i := range list {
 		list[i] = Worker{ID: fmt.Sprintf("w%02d", i), URL: e.URL}
 	}
-	f, err := New(Options{Workers: list, Index: &fakeIndex{blockSize: 16}, Policy: policy})
+	f, err := New(Options{Workers: list, Index: &fakeIndex{blockSize: 16}, Policy: policy, LookupBudget: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
