@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,20 +16,41 @@ import (
 	"github.com/warmroute/warmroute/store"
 )
 
-// agreeable is a store that takes everything and keeps nothing, so that what memory there is belongs to the indexer.
-type agreeable struct{ Store }
-
-func (agreeable) Register(_ context.Context, id store.StreamID, r store.Registration) (store.Stream, bool, error) {
-	return store.Stream{StreamID: id, Registration: r, Generation: 1, Seq: -1}, true, nil
+// agreeable is a store that takes everything and keeps of it only where each stream is, so that what memory there is
+// belongs to the indexer.
+type agreeable struct {
+	Store
+	mu      *sync.Mutex
+	streams map[store.StreamID]store.Stream
 }
 
-func (agreeable) Apply(_ context.Context, _ store.Stream, b *store.Batch) (store.Outcome, int64, error) {
-	return store.Applied, b.Last(), nil
+func newAgreeable() agreeable {
+	return agreeable{mu: &sync.Mutex{}, streams: map[store.StreamID]store.Stream{}}
 }
 
-func (agreeable) Restart(_ context.Context, st store.Stream, seq int64) (store.Stream, store.Outcome, error) {
+func (a agreeable) Register(_ context.Context, id store.StreamID, r store.Registration) (store.Stream, bool, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.streams[id]; !ok {
+		a.streams[id] = store.Stream{StreamID: id, Registration: r, Generation: 1, Seq: -1}
+	}
+	return a.streams[id], true, nil
+}
+
+func (a agreeable) Apply(_ context.Context, st store.Stream, b *store.Batch) (store.Outcome, int64, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	st.Seq = b.Last()
+	a.streams[st.StreamID] = st
+	return store.Applied, st.Seq, nil
+}
+
+func (a agreeable) Restart(_ context.Context, st store.Stream, seq int64) (store.Stream, store.Outcome, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	st.Generation++
 	st.Seq = seq
+	a.streams[st.StreamID] = st
 	return st, store.Applied, nil
 }
 
@@ -40,8 +62,10 @@ func (agreeable) Resolve(_ context.Context, _ store.Stream, h []kvcache.EngineHa
 	return make([]kvcache.BlockHash, len(h)), make([]bool, len(h)), nil
 }
 
-func (agreeable) Stream(_ context.Context, id store.StreamID) (store.Stream, bool, error) {
-	return store.Stream{StreamID: id, Generation: 1, Seq: -1}, true, nil
+func (a agreeable) Stream(_ context.Context, id store.StreamID) (store.Stream, bool, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.streams[id], true, nil
 }
 
 // churn is one engine of a fleet whose prompts never repeat.
@@ -74,13 +98,16 @@ func (c *churn) step(i int) {
 	if i%500 == 499 {
 		events = append(events, cleared)
 	}
+	c.s.mu.Lock()
+	in := c.s.in
+	c.s.mu.Unlock()
 	for range 1 + i%2 { // every other message twice
-		c.s.in.put(arrival{at: time.Now(), frames: [][]byte{nil, binary.BigEndian.AppendUint64(nil, c.seq), payload(events...)}})
+		in.put(arrival{at: time.Now(), frames: [][]byte{nil, binary.BigEndian.AppendUint64(nil, c.seq), payload(events...)}})
 	}
 	c.seq++
 	if i%100 == 99 {
 		c.seq++ // a lost one
-		c.s.in.put(arrival{at: time.Now(), frames: [][]byte{nil, {1}, []byte("rubbish")}})
+		in.put(arrival{at: time.Now(), frames: [][]byte{nil, {1}, []byte("rubbish")}})
 	}
 }
 
@@ -97,7 +124,9 @@ func (ix *Indexer) sizes() map[string]int {
 		n["adoptions"] = max(n["adoptions"], len(s.tr.ready))
 		n["ops of a message"] = max(n["ops of a message"], len(s.tr.ops))
 		n["ops of a batch"] = max(n["ops of a batch"], s.batch.Ops())
+		s.mu.Lock()
 		waiting, _ := s.in.size()
+		s.mu.Unlock()
 		n["inbox"] = max(n["inbox"], waiting)
 	}
 	return n
@@ -109,7 +138,7 @@ func TestMemoryIsFlatOver24Hours(t *testing.T) {
 	const engines, stepTime = 8, 30 * time.Second
 	synctest.Test(t, func(t *testing.T) {
 		r := prometheus.NewRegistry()
-		ix, err := New(Options{Store: agreeable{}, Listen: "127.0.0.1:0", Registerer: r, Gatherer: r, Remember: 4096})
+		ix, err := New(Options{Store: newAgreeable(), Listen: "127.0.0.1:0", Registerer: r, Gatherer: r, Remember: 4096})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,8 @@ func TestRedisCLIGuide(t *testing.T) {
 	redis := startRedis(t)
 	e0, e1 := startEngine(t, "w0"), startEngine(t, "w1")
 	_, indexer := startIndexer(t, redis.url(), workers(e0, e1)...)
-	_, frontend := startFrontend(t, redis.url(), workers(e0, e1)...)
+	// Without predictions an overlap shows that the events have come.
+	_, frontend := startFrontend(t, redis.url(), append(workers(e0, e1), "--predict-ttl=0s")...)
 	system, question := longPrompt("grapes"), message{"user", "what is it?"}
 	a := chat(t, frontend, system, question)
 	awaitOverlap(t, frontend, a.worker, a, system, question)
