@@ -48,7 +48,7 @@ func (p pageSource) State() ui.State {
 	f := p.f
 	s := f.fleet.Snapshot()
 	out := ui.State{
-		Frontend: f.Addr(), Draining: f.draining.Load(), Policy: f.o.Policy, Fallback: f.o.Fallback,
+		Frontend: f.Addr(), Instance: f.instance, Draining: f.draining.Load(), Policy: f.o.Policy, Fallback: f.o.Fallback,
 		Budget: f.o.LookupBudget.Seconds(), InFlight: int(f.underWay.used.Load()), Index: f.pageIndex(s), Workers: []ui.Worker{},
 	}
 	var places []inflight.Place
@@ -142,9 +142,9 @@ func (p pageSource) Inspect(ctx context.Context) ([]ui.Pool, error) {
 		if err != nil {
 			failed(err)
 		}
-		sizes, err := x.Sizes(ctx, id)
-		if err != nil {
-			failed(err)
+		sizes, unsized := x.Sizes(ctx, id)
+		if unsized != nil {
+			failed(unsized)
 		}
 		for _, st := range streams {
 			r, n := at(st.WorkerRank), sizes[st.WorkerRank]
@@ -170,8 +170,10 @@ func (p pageSource) Inspect(ctx context.Context) ([]ui.Pool, error) {
 			tenant = kvcache.DefaultTenant
 		}
 		pool := ui.Pool{Tenant: tenant, Model: id.Model}
-		for _, r := range ranks {
-			pool.Ranks = append(pool.Ranks, *r)
+		for w, r := range ranks {
+			if _, ok := sizes[w]; ok || unsized == nil { // else it stays as it was
+				pool.Ranks = append(pool.Ranks, *r)
+			}
 		}
 		out = append(out, pool)
 	}

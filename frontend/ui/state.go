@@ -10,6 +10,7 @@ import (
 // State is what a frontend knows of itself, its workers and the links to the index. Times are its own clock's.
 type State struct {
 	Frontend string  `json:"frontend"` // the address that it listens on
+	Instance string  `json:"instance"` // names this run of the frontend
 	Draining bool    `json:"draining"`
 	Policy   string  `json:"policy"`
 	Fallback string  `json:"fallback"`
@@ -84,6 +85,10 @@ type Stream struct {
 	Watermark  int64     `json:"watermark"` // newest message applied; -1: none yet
 	Updated    time.Time `json:"updated"`   // last change or renewal, by the indexer's clock
 	Blocks     Blocks    `json:"blocks"`
+	// Restarts and Breaks are ends of generations that readings of Redis have shown: by a new process of the engine, or within one,
+	// because its cache was cleared or messages were lost. What happens while nobody watches counts once at most.
+	Restarts int `json:"restarts"`
+	Breaks   int `json:"breaks"`
 }
 
 // Blocks are counts by tier. A block on several tiers counts on each.

@@ -62,7 +62,8 @@ type Page struct {
 	closed   bool
 
 	inspected  atomic.Pointer[inspection]
-	inspecting atomic.Bool
+	inspecting atomic.Bool // who sets it alone uses ends
+	ends       map[streamKey]*ends
 	wake       chan struct{} // the first watcher is there
 }
 
@@ -74,7 +75,7 @@ func New(o Options) *Page {
 	if o.MaxWatchers <= 0 {
 		o.MaxWatchers = 32
 	}
-	return &Page{o: o, feeds: map[*feed]struct{}{}, wake: make(chan struct{}, 1)}
+	return &Page{o: o, feeds: map[*feed]struct{}{}, ends: map[streamKey]*ends{}, wake: make(chan struct{}, 1)}
 }
 
 // Run keeps the plots and feeds the watchers until ctx ends; then it ends their feeds, so that a drain does not wait for
@@ -117,6 +118,7 @@ func (p *Page) inspect(ctx context.Context) {
 	defer cancel()
 	before, now := p.inspected.Load(), time.Now()
 	pools, err := p.o.Source.Inspect(ctx)
+	p.countEnds(pools, err == nil)
 	next := &inspection{at: now, tried: now, pools: pools}
 	if err != nil {
 		next.err, next.at = err.Error(), time.Time{}
@@ -126,6 +128,50 @@ func (p *Page) inspect(ctx context.Context) {
 		}
 	}
 	p.inspected.Store(next)
+}
+
+type streamKey struct {
+	rankKey
+	model string
+}
+
+// ends are generations of a stream that have ended.
+type ends struct {
+	generation, epoch int64
+	restarts, breaks  int
+	seen              bool
+}
+
+// countEnds fills in Restarts and Breaks; streams that a complete reading lacks are forgotten.
+func (p *Page) countEnds(pools []Pool, complete bool) {
+	for i := range pools {
+		for j := range pools[i].Ranks {
+			r := &pools[i].Ranks[j]
+			if !r.Followed {
+				continue
+			}
+			k := streamKey{rankKey{pools[i].Tenant, r.Worker, r.Rank}, pools[i].Model}
+			e := p.ends[k]
+			switch {
+			case e == nil:
+				e = &ends{}
+				p.ends[k] = e
+			case e.generation == r.Stream.Generation:
+			case e.epoch != r.Stream.Epoch:
+				e.restarts++
+			default:
+				e.breaks++
+			}
+			e.generation, e.epoch, e.seen = r.Stream.Generation, r.Stream.Epoch, true
+			r.Stream.Restarts, r.Stream.Breaks = e.restarts, e.breaks
+		}
+	}
+	for k, e := range p.ends {
+		if complete && !e.seen {
+			delete(p.ends, k)
+		}
+		e.seen = false
+	}
 }
 
 // mergePools takes over what was read now; what was not stays as it was.
