@@ -12,6 +12,7 @@ import (
 
 	"github.com/warmroute/warmroute/indexer/zmtp/zmtptest"
 	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
 	"github.com/warmroute/warmroute/store/storetest"
 )
 
@@ -438,5 +439,51 @@ func TestOptions(t *testing.T) {
 	ix := newIndexer(t, Options{Store: st, Workers: []Worker{{ID: "w", Model: "m", Ranks: 3, Endpoint: "tcp://h:5557", ReplayEndpoint: "tcp://h:5657"}}})
 	if len(ix.initial) != 3 || ix.initial[2].reg.Endpoint != "tcp://h:5559" || ix.initial[2].reg.ReplayEndpoint != "tcp://h:5659" || ix.initial[2].id.Rank != 2 {
 		t.Errorf("ranks: %+v", ix.initial)
+	}
+}
+
+// The engine has moved, and another indexer was told: this one follows it to its new place, and never writes the old one back.
+func TestMovedByAnotherIndexer(t *testing.T) {
+	st := newStore(t)
+	e := zmtptest.Start(t, zmtptest.Config{XPUB: true})
+	told, other := newIndexer(t, Options{Store: st}), newIndexer(t, Options{Store: st})
+	start(t, told)
+	start(t, other)
+	body := fmt.Sprintf(`{"instance_id":"w","model_name":"m","endpoint":%q,"block_size":4}`, e.Endpoint)
+	if code, v := request(t, told, "POST", "/register", body); code != 201 {
+		t.Fatalf("register: %d %v", code, v)
+	}
+	endpoint := func() string {
+		if s := other.stream(store.StreamID{Pool: testPool, WorkerRank: kvcache.WorkerRank{Worker: "w"}}); s != nil {
+			return s.reg.Endpoint
+		}
+		return ""
+	}
+	follows := func(want string) {
+		t.Helper()
+		eventually(t, func() string {
+			if err := other.discover(t.Context()); err != nil {
+				return err.Error()
+			}
+			if got := endpoint(); got != want {
+				return "the other indexer follows " + got
+			}
+			return ""
+		})
+	}
+	follows(e.Endpoint)
+	wantStatus(t, other, "w", func(v Status) bool { return v.Registered })
+	e2 := zmtptest.Start(t, zmtptest.Config{XPUB: true})
+	if code, v := request(t, told, "POST", "/register", strings.Replace(body, e.Endpoint, e2.Endpoint, 1)); code != 201 {
+		t.Fatalf("moved: %d %v", code, v)
+	}
+	follows(e2.Endpoint)
+	wantStatus(t, other, "w", func(v Status) bool { return v.Connected && v.Registered })
+	e2.Subscribed()
+	e2.Subscribed()
+	e2.Publish("", 0, payload(stored(nil, 2)))
+	wantHeld(t, st, testPool, gpu("w/0", 2)...)
+	if now, _, err := st.Stream(t.Context(), other.all()[0].id); err != nil || now.Endpoint != e2.Endpoint {
+		t.Errorf("registered at %q, moved to %s: %v", now.Endpoint, e2.Endpoint, err)
 	}
 }

@@ -75,6 +75,16 @@ func (s *stream) register(ctx context.Context) error {
 	return nil
 }
 
+// moved says whether somebody, by another indexer, has registered the worker anew at another place or with other settings. What
+// this indexer was configured with counts more, and so does what it was asked for and has not written yet.
+func (s *stream) moved(to store.Registration) bool {
+	now := s.reg
+	now.BlockSize = to.BlockSize
+	registered := false
+	s.update(func(v *Status) { registered = v.Registered })
+	return !s.configured && registered && to.Endpoint != "" && now != to
+}
+
 // saw takes over the stream's state in Redis.
 func (s *stream) saw(st store.Stream) {
 	s.st, s.newest = st, max(s.newest, st.Generation)

@@ -249,7 +249,7 @@ func (ix *Indexer) discover(ctx context.Context) error {
 				ix.opts.Logger.Error("registered stream cannot be followed", "worker", st.WorkerRank.String(), "error", err)
 				continue
 			}
-			if ix.stream(p.id) == nil {
+			if old := ix.stream(p.id); old == nil || old.moved(p.reg) {
 				ix.follow(p)
 			}
 		}

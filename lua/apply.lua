@@ -19,7 +19,7 @@
 -- ARGV[8..] runs   "s0".."s2" (store on tier), "a0".."a2" (store, no further copy where it is there), "r0".."r2" (remove) or "x0".."x2" (remove, block hash known), count of
 --                  values that follow, then the values: score, block hash for s, a and x; score for r.
 --                  A block occurs once in a run. x trusts the caller's block hash where the tier holds that block.
--- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap, 3 stale; seq is the watermark now
+-- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap (or blocks from before the first message), 3 stale; seq is the watermark now
 -- Effects: idempotent (a repetition is a duplicate; with k, what is stored already); O(blocks · log blocks of the worker)
 local stream, holders = KEYS[1], KEYS[2]
 local blocks = {KEYS[3], KEYS[4], KEYS[5]}
@@ -41,6 +41,9 @@ if not keep and tonumber(last) <= seq then
 end
 if not keep and tonumber(first) > seq + 1 and not string.find(flags, 'f', 1, true) then
   return {2, have[2]}
+end
+if not keep and seq == -1 and not string.find(flags, 'f', 1, true) and redis.call('EXISTS', KEYS[3], KEYS[4], KEYS[5]) > 0 then
+  return {2, have[2]}  -- a dump was loaded, or the stream's hash was lost: what is there is not what the messages go on from
 end
 local set = string.find(flags, 's', 1, true)
 

@@ -3,7 +3,7 @@
 -- KEYS[1] config    hash: block_size, shards
 -- KEYS[2] workers   hash: worker -> shard
 -- ARGV[1] block_size  tokens per block that the caller uses
--- ARGV[2] shards      how many shards a new pool gets
+-- ARGV[2] shards      how many shards a new pool gets at least
 -- ARGV[3] worker      worker id
 -- Returns {code, block_size, shards, shard}: code 0 = placed, 1 = the pool has another block size
 -- Effects: idempotent; O(workers of the pool) the first time a worker is seen, else O(1)
@@ -20,6 +20,16 @@ end
 local n = tonumber(shards)
 if not n or n < 1 or not tonumber(block_size) then
   return redis.error_reply('WRCONFIG block_size and shards must be positive numbers')
+end
+
+if not have[2] then  -- a new pool, or one that has lost its configuration and not its workers
+  for _, v in ipairs(redis.call('HVALS', workers)) do
+    local i = tonumber(v) or 0
+    if i >= n and i < 1024 then
+      n = i + 1
+    end
+  end
+  shards = string.format('%d', n)
 end
 
 local shard = redis.call('HGET', workers, worker)

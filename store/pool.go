@@ -258,7 +258,10 @@ func (s *Store) place(ctx context.Context, id StreamID, blockSize int) (*shard, 
 // placeAsBefore puts a worker without a place where its stream is. The places are on one node of a cluster: if that has
 // come back empty, the streams on the others are still there, and a second one elsewhere would leave the first as it is.
 func (s *Store) placeAsBefore(ctx context.Context, p *pool, id StreamID) error {
-	known := p.config.Load()
+	known, err := p.load(ctx, s.write)
+	if err != nil {
+		return err
+	}
 	if known == nil {
 		p.mu.Lock()
 		known = &knownPool{shards: p.shards}

@@ -8,7 +8,8 @@ import (
 )
 
 // Restorer makes an index from a dump, or adds one to an index. Worker ranks that have no stream get one, without an endpoint; the
-// watermarks stay where they are, so that an indexer that follows a worker replays what the dump does not know.
+// watermarks stay where they are, so that an indexer that follows a worker replays what the dump does not know. Where there is none
+// yet, the stream's first message, by [Store.Apply], is a Gap: its engine process need not be the dump's.
 type Restorer struct {
 	store     *Store
 	pool      kvcache.PoolID

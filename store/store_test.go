@@ -43,6 +43,8 @@ func conform(t *testing.T, url string) {
 		{"AnEndedGenerationIsGoneAtOnce", testAnEndedGenerationIsGoneAtOnce},
 		{"SlotsAreGivenOutAgainAfterTheirRest", testSlotsAreGivenOutAgainAfterTheirRest},
 		{"RegisterIsIdempotentAndChecksTheBlockSize", testRegisterIsIdempotentAndChecksTheBlockSize},
+		{"LostStream", testLostStream},
+		{"FollowKeepsARegistration", testFollowKeepsARegistration},
 		{"Sizes", testSizes},
 		{"HashExtremes", testHashExtremes},
 		{"Dump", testDump},

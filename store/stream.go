@@ -72,7 +72,8 @@ func (s *Store) Register(ctx context.Context, id StreamID, r Registration) (st S
 }
 
 // Follow is Register for a caller that was not asked to register the worker and only goes on following it: where
-// the stream was removed on purpose it is [ErrRemoved]. The mark of a removal lasts a day.
+// the stream was removed on purpose it is [ErrRemoved], and a registration with an endpoint that is there stays, since it may
+// be newer. The mark of a removal lasts a day.
 func (s *Store) Follow(ctx context.Context, id StreamID, r Registration) (st Stream, created bool, err error) {
 	return s.register(ctx, id, r, "1")
 }

@@ -28,7 +28,8 @@ type loadCmd struct {
 // Help is the long form of the command's help.
 func (loadCmd) Help() string {
 	return `Adds the blocks of a dump to an index. Worker ranks that it does not know yet get a stream without an endpoint, which an indexer takes over
-when the worker registers. Watermarks stay as they are, so that an indexer replays what the dump does not know.
+when the worker registers. Watermarks stay as they are, so that an indexer replays what the dump does not know; where an
+indexer finds none, the engine's own first event, or its replay, takes the place of what was loaded.
 To load a dump twice is harmless. Memory does not grow with the dump.
 
 Example:
