@@ -1,7 +1,6 @@
 package indexer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -141,6 +140,9 @@ var errReplaced = &rejoin{"another indexer has seen the engine restart"}
 // errMixed: a replay may be of another engine process than the live messages that wait.
 var errMixed = &rejoin{"the engine's connection ended during a replay"}
 
+// errBehind: Redis has less of the stream than was applied.
+var errBehind = &rejoin{"Redis is behind what was applied"}
+
 // rejoin is an errAgain that no repetition of the same call puts right.
 type rejoin struct{ why string }
 
@@ -237,31 +239,16 @@ func (s *stream) applied(seq int64) {
 }
 
 // behind deals with a watermark in Redis that is below what was applied: Redis has lost writes, or the stream was registered
-// late.
+// late. What is missing comes by replay, for which the stream is joined again; else what came before leaves the index.
 func (s *stream) behind(ctx context.Context) error {
 	first, have := s.batch.First(), s.st.Seq
 	if have >= 0 {
 		s.gap(gapStore)
-		if s.canReplay() && !s.refilling {
-			r, err := s.fetch(ctx, have+1, replayGap)
-			if ctx.Err() != nil || errors.Is(err, errAgain) {
-				return cmp.Or(context.Cause(ctx), err)
-			}
-			if n := len(r.messages); err == nil && n > 0 && r.messages[0].seq == have+1 && (r.partial || r.messages[n-1].seq >= first-1) {
-				// The batch is part of the replay, or follows it.
-				last := s.cur.done
-				s.drop()
-				s.tr.orphans.clear()
-				s.cur.done = have
-				if err := s.feed(ctx, r.messages); err != nil {
-					return err
-				}
-				if s.cur.done < last {
-					return s.refill(ctx, replayGap)
-				}
-				return nil
-			}
-		}
+	}
+	if s.reg.ReplayEndpoint != "" {
+		return errBehind
+	}
+	if have >= 0 {
 		s.reset(resetGap)
 	}
 	return s.retire(ctx, first-1, func(st store.Stream, _ bool) bool { return st.Seq >= first-1 })

@@ -203,7 +203,7 @@ func (l *losing) Stream(ctx context.Context, id store.StreamID) (store.Stream, b
 // A Redis that is emptied every few seconds finds the stream as quick the tenth time as the first.
 func TestRedisEmptiedAgainAndAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := &losing{}
+		st := &losing{agreeable: newAgreeable()}
 		ix, err := New(Options{Store: st, Listen: "127.0.0.1:0"})
 		if err != nil {
 			t.Fatal(err)
