@@ -44,6 +44,9 @@ Example: what the engine can still replay
 Exit codes: 0 messages came; 1 none did, or one could not be read; 2 wrong flags.`
 }
 
+// eventsSilent is what to look at where no message comes.
+const eventsSilent = "an idle engine is silent: ask it something meanwhile; are events enabled, and is this the port of the rank?"
+
 // eventsPatience is how long the first message, and each of a replay, may take.
 const eventsPatience = 10 * time.Second
 
@@ -60,6 +63,8 @@ func (c eventsCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) err
 		switch {
 		case ctx.Err() != nil && c.Follow:
 			return nil // that is how it ends
+		case ctx.Err() != nil && err != nil:
+			return fmt.Errorf("interrupted after %d messages (%s)", n, eventsSilent)
 		case err == nil || !c.Follow || errors.Is(err, errPrinting):
 			return err
 		}
@@ -103,7 +108,7 @@ func (c eventsCmd) read(ctx context.Context, out io.Writer) (n int, err error) {
 		frames, err := conn.Recv()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return n, fmt.Errorf("connected, but no message in %v (an idle engine is silent; are events enabled, and is this the port of the rank?)", eventsPatience)
+			return n, fmt.Errorf("connected, but no message in %v (%s)", eventsPatience, eventsSilent)
 		case err != nil:
 			return n, err
 		}

@@ -82,6 +82,9 @@ Example: what are the streams doing?
 
 // Run follows the engines until ctx ends.
 func (c indexerCmd) Run(ctx context.Context, logger *slog.Logger) error {
+	if err := c.Workers.Worker.forIndexer(); err != nil {
+		return err
+	}
 	metrics := newRegistry()
 	index, err := c.Redis.store(logger, metrics)
 	if err != nil {

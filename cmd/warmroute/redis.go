@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -37,7 +38,7 @@ func (o redisOptions) store(logger *slog.Logger, reg prometheus.Registerer) (*st
 		Logger: logger, Registerer: reg,
 	})
 	if err != nil {
-		return nil, usagef("--redis: %w", err)
+		return nil, usagef("--redis: %s", strings.TrimSuffix(err.Error(), ": "+store.ErrInvalid.Error()))
 	}
 	return s, nil
 }

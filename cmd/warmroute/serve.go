@@ -37,6 +37,9 @@ Then ask it like any OpenAI server, at http://127.0.0.1:8080/v1.`
 
 // Run serves until ctx ends. The frontend drains first; the indexer follows the engines until then.
 func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
+	if err := c.Workers.Worker.forIndexer(); err != nil {
+		return err
+	}
 	if c.Redis.Redis == "" {
 		url, stop, err := embeddedRedis()
 		if err != nil {

@@ -128,6 +128,16 @@ func parseWorker(s string) (workerSpec, error) {
 // workerList is the flag --worker.
 type workerList []workerSpec
 
+// forIndexer refuses what only a frontend can do without.
+func (l workerList) forIndexer() error {
+	for _, w := range l {
+		if w.Model == "" {
+			return usagef("--worker: worker %q: model is missing: an indexer needs the name of the model that the engine serves", w.ID)
+		}
+	}
+	return nil
+}
+
 // Fields are the keys of one worker in the configuration file.
 func (workerList) Fields() []string {
 	keys := make([]string, len(workerFields))
