@@ -67,7 +67,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "warmroute_requests_total", Help: "Requests by route, status and what the index contributed (none where it is not involved).",
 		}, []string{"endpoint", "code", "index_state"}),
 		fallbacks: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "warmroute_index_fallbacks_total", Help: "Requests routed without overlaps, by reason.",
+			Name: "warmroute_index_fallbacks_total", Help: "Requests routed without overlaps, by reason (connection, timeout, loading, cluster_down, pool_exhausted, corrupt; tokenize = token ids not to be had; disabled = a frontend without an index).",
 		}, []string{"reason"}),
 		overlapRatio: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "warmroute_overlap_ratio", Help: "Share of a prompt's blocks that the chosen worker holds, where the index knew.",
@@ -82,13 +82,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18), // 1 ms to 131 s
 		}, []string{"pool"}),
 		selected: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "warmroute_selected_total", Help: "Choices of a worker, by the policy that made them and why.",
+			Name: "warmroute_selected_total", Help: "Choices of a worker, by policy and reason: overlap (the worker holds a part of the prompt), load (none of it, it has the least to do), session, conversation, prompt (by which the worker was hashed, or kept), spilled (that one had more than its share), unnamed (nothing to hash: least-loaded), pinned (the request restricts the choice), policy (no other reason).",
 		}, []string{"pool", "policy", "reason"}),
 		retries: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_upstream_retries_total", Help: "Requests tried on another worker, by what the one before did.",
 		}, []string{"reason"}),
 		upstreamError: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "warmroute_upstream_errors_total", Help: "Attempts that a worker failed, by how.",
+			Name: "warmroute_upstream_errors_total", Help: "Attempts that a worker failed, by how (dial, stale, header_timeout, broken, idle_timeout, aborted, lost).",
 		}, []string{"reason"}),
 		inFlight: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "warmroute_upstream_in_flight", Help: "Requests of this frontend at each worker.",

@@ -32,7 +32,7 @@ func (f *Frontend) routes() http.Handler {
 	_ = r.SetTrustedProxies(nil) // nil cannot fail
 	r.Use(f.observe, f.recoverPanic, requestID)
 	r.NoRoute(func(c *gin.Context) {
-		fail(c, refuse(http.StatusNotFound, "not_found", "there is no such route"))
+		fail(c, refuse(http.StatusNotFound, "not_found", "there is no such route (GET /openapi.yaml has those that there are)"))
 	})
 	r.NoMethod(func(c *gin.Context) {
 		fail(c, refuse(http.StatusMethodNotAllowed, "method_not_allowed", "the route does not take this method"))
