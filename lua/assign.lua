@@ -5,10 +5,11 @@
 -- ARGV[1] block_size  tokens per block that the caller uses
 -- ARGV[2] shards      how many shards a new pool gets at least
 -- ARGV[3] worker      worker id
+-- ARGV[4] shard       where a worker without a place goes; "" = to the shard with the fewest workers
 -- Returns {code, block_size, shards, shard}: code 0 = placed, 1 = the pool has another block size
 -- Effects: idempotent; O(workers of the pool) the first time a worker is seen, else O(1)
 local config, workers = KEYS[1], KEYS[2]
-local block_size, shards, worker = ARGV[1], ARGV[2], ARGV[3]
+local block_size, shards, worker, as_before = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local have = redis.call('HMGET', config, 'block_size', 'shards')
 if have[1] and have[1] ~= block_size then
@@ -33,7 +34,9 @@ if not have[2] then  -- a new pool, or one that has lost its configuration and n
 end
 
 local shard = redis.call('HGET', workers, worker)
-if not shard then
+if not shard and tonumber(as_before) and tonumber(as_before) < n then
+  shard = as_before
+elseif not shard then
   local load = {}
   for i = 0, n - 1 do
     load[i] = 0

@@ -230,11 +230,12 @@ func (p *pool) find(caller, bounded context.Context) (*knownPool, error) {
 // place finds or makes a worker's shard.
 func (s *Store) place(ctx context.Context, id StreamID, blockSize int) (*shard, int, error) {
 	p := s.pool(id.Pool)
-	if err := s.placeAsBefore(ctx, p, id); err != nil {
+	before, err := s.placedBefore(ctx, p, id)
+	if err != nil {
 		return nil, 0, fmt.Errorf("place worker: %w", err)
 	}
 	v, err := scripts.assign.run(ctx, s.write,
-		[]string{configKey(p.id), placementKey(p.id)}, strconv.Itoa(blockSize), strconv.Itoa(s.opts.Shards), id.Worker)
+		[]string{configKey(p.id), placementKey(p.id)}, strconv.Itoa(blockSize), strconv.Itoa(s.opts.Shards), id.Worker, before)
 	if err != nil {
 		return nil, 0, fmt.Errorf("place worker: %w", err)
 	}
@@ -255,12 +256,12 @@ func (s *Store) place(ctx context.Context, id StreamID, blockSize int) (*shard, 
 	return k.shards[n], n, nil
 }
 
-// placeAsBefore puts a worker without a place where its stream is. The places are on one node of a cluster: if that has
+// placedBefore is the shard where a worker without a place has its stream, "" where there is none. The places are on one node of a cluster: if that has
 // come back empty, the streams on the others are still there, and a second one elsewhere would leave the first as it is.
-func (s *Store) placeAsBefore(ctx context.Context, p *pool, id StreamID) error {
+func (s *Store) placedBefore(ctx context.Context, p *pool, id StreamID) (shard string, err error) {
 	known, err := p.load(ctx, s.write)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if known == nil {
 		p.mu.Lock()
@@ -268,10 +269,10 @@ func (s *Store) placeAsBefore(ctx context.Context, p *pool, id StreamID) error {
 		p.mu.Unlock()
 	}
 	if len(known.shards) < 2 {
-		return nil
+		return "", nil
 	}
 	if err := s.write.HGet(ctx, placementKey(p.id), id.Worker).Err(); err != redis.Nil {
-		return err
+		return "", err
 	}
 	bounded, cancel := context.WithTimeout(ctx, s.opts.WriteTimeout/4)
 	defer cancel()
@@ -284,9 +285,23 @@ func (s *Store) placeAsBefore(ctx context.Context, p *pool, id StreamID) error {
 	}
 	asked.Wait()
 	if i := slices.Index(has, true); i >= 0 {
-		return s.write.HSet(ctx, placementKey(p.id), id.Worker, i).Err()
+		return strconv.Itoa(i), nil
 	}
-	return nil
+	return "", nil
+}
+
+// stays says whether a stream is on the shard that its worker is placed on. Placing and registering are two steps, since they may be
+// on two nodes; Redis may be emptied in between, and another caller may place the worker anew.
+func (s *Store) stays(ctx context.Context, st Stream) (here, placed bool, err error) {
+	p := s.pool(st.Pool)
+	if k := p.config.Load(); k != nil && len(k.shards) < 2 {
+		return true, true, nil
+	}
+	n, err := s.write.HGet(ctx, placementKey(p.id), st.Worker).Int()
+	if err == redis.Nil {
+		return false, false, nil
+	}
+	return n == st.Shard, true, err
 }
 
 // locate is the pool and the number of the shard of a worker that was placed before; nil where it was not.

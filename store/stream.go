@@ -87,6 +87,33 @@ func (s *Store) register(ctx context.Context, id StreamID, r Registration, follo
 	}
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
+	for {
+		st, created, err = s.registerOnce(ctx, bounded, id, r, follow)
+		if err != nil {
+			return Stream{}, false, err
+		}
+		here, placed, err := s.stays(bounded, st)
+		if err != nil {
+			return Stream{}, false, s.writeFailed(ctx, fmt.Errorf("register: %w", err))
+		}
+		if here {
+			return st, created, nil
+		}
+		if !placed {
+			continue
+		}
+		// Somebody has placed the worker elsewhere meanwhile: what is here would stay for ever. No mark, nobody wanted it removed.
+		if _, err := s.Remove(bounded, st); err != nil {
+			return Stream{}, false, err
+		}
+		if err := s.write.Del(bounded, newShardKeys(s.pool(id.Pool).id, st.Shard).stream(id.WorkerRank)).Err(); err != nil {
+			return Stream{}, false, s.writeFailed(ctx, fmt.Errorf("register: %w", err))
+		}
+	}
+}
+
+// registerOnce places the worker and registers the stream there.
+func (s *Store) registerOnce(ctx, bounded context.Context, id StreamID, r Registration, follow string) (st Stream, created bool, err error) {
 	fail := func(err error) (Stream, bool, error) {
 		return Stream{}, false, s.writeFailed(ctx, fmt.Errorf("register: %w", err))
 	}
