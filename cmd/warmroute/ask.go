@@ -19,14 +19,23 @@ type server struct {
 	flag, url, token string // flag names it in errors
 }
 
+// base is the URL that paths are put after.
+func (s server) base() (string, error) {
+	base, err := url.Parse(s.url)
+	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
+		return "", usagef("%s %q: want http://host:port", s.flag, s.url)
+	}
+	return strings.TrimSuffix(base.String(), "/"), nil
+}
+
 // answerLimit bounds what is read of one answer.
 const answerLimit = 64 << 20
 
 // ask sends a request, body nil for a GET, and decodes the answer into v. Errors say what to try next.
 func (s server) ask(ctx context.Context, path string, body, v any) error {
-	base, err := url.Parse(s.url)
-	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
-		return usagef("%s %q: want http://host:port", s.flag, s.url)
+	base, err := s.base()
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -38,7 +47,7 @@ func (s server) ask(ctx context.Context, path string, body, v any) error {
 		}
 		method, content = http.MethodPost, bytes.NewReader(text)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(base.String(), "/")+path, content)
+	req, err := http.NewRequestWithContext(ctx, method, base+path, content)
 	if err != nil {
 		return err
 	}

@@ -46,6 +46,8 @@ type cli struct {
 	Sim      simCmd      `cmd:"" help:"Run a simulated engine."`
 	Workers  workersCmd  `cmd:"" help:"List the workers: health, load, and who follows their events."`
 	Query    queryCmd    `cmd:"" help:"Ask which worker holds how much of a prompt."`
+	Explain  explainCmd  `cmd:"" help:"Say where a prompt would go, and why."`
+	Top      topCmd      `cmd:"" help:"Watch a frontend at work."`
 	Events   eventsCmd   `cmd:"" help:"Show the KV events that an engine publishes."`
 	Plan     planCmd     `cmd:"" help:"Size Redis for a fleet."`
 	Check    checkCmd    `cmd:"" help:"Prove that the index in Redis agrees with itself, or repair it."`
