@@ -73,8 +73,8 @@ type Options struct {
 	// ClearedScope is what a clear clears. Default ClearedWorker.
 	ClearedScope ClearedScope
 
-	// BatchOps is how many blocks one write to the index collects at most before it is sent; a single message is never
-	// split. Default 1024.
+	// BatchOps is how many blocks one write to the index collects at most before it is sent; a larger message
+	// is sent in parts. Default 1024.
 	BatchOps int
 	// BatchAge is how long a message may wait for others under load. An idle stream does not wait. Default 5 ms.
 	BatchAge time.Duration

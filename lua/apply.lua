@@ -1,6 +1,6 @@
 -- Applies the operations of consecutive messages of one stream and moves its watermark, all or nothing.
 --
--- KEYS[1] stream   hash: gen, seq, slot, digest, updated_ms
+-- KEYS[1] stream   hash: gen, seq, slot, digest, updated_ms, part = generation and last message of parts that were applied
 -- KEYS[2] holders  hash: block hash -> nibble string
 -- KEYS[3] blocks of tier 0 (device): sorted set, member = block hash, score = low 53 bits of the engine hash
 -- KEYS[4] blocks of tier 1 (host)
@@ -12,7 +12,8 @@
 -- ARGV[1] gen      generation that the caller believes in
 -- ARGV[2] first    sequence number of the first message
 -- ARGV[3] last     sequence number of the last message
--- ARGV[4] flags    may contain f (apply over a gap), s (count no copies) and k (keep the watermark: what is stored comes from elsewhere than the stream)
+-- ARGV[4] flags    may contain f (apply over a gap), s (count no copies), k (keep the watermark: what is stored comes from elsewhere than the stream)
+--                  and p (a part that others follow: the watermark stays, and since it may be repeated no copies are counted)
 -- ARGV[5] now_ms   the caller's clock, for updated_ms
 -- ARGV[6] marks    "seq:index ..." the ARGV index at which each message's operations begin
 -- ARGV[7] digest   of the last message, by which it is told from another one of the same number; "" = unknown
@@ -20,7 +21,7 @@
 --                  values that follow, then the values: score, block hash for s, a and x; score for r.
 --                  A block occurs once in a run. x trusts the caller's block hash where the tier holds that block.
 -- Returns {code, seq}: code 0 applied, 1 duplicate, 2 gap (or blocks from before the first message), 3 stale; seq is the watermark now
--- Effects: idempotent (a repetition is a duplicate; with k, what is stored already); O(blocks · log blocks of the worker)
+-- Effects: idempotent (a repetition is a duplicate; with k or p, what is stored already); O(blocks · log blocks of the worker)
 local stream, holders = KEYS[1], KEYS[2]
 local blocks = {KEYS[3], KEYS[4], KEYS[5]}
 local copies = {KEYS[6], KEYS[7], KEYS[8]}
@@ -30,22 +31,25 @@ local gen, first, last, flags, now_ms, marks, digest = ARGV[1], ARGV[2], ARGV[3]
 local CHUNK = 1000     -- values per command: unpack has a limit
 local MAX_COPIES = 64  -- lost removals must not make a block immortal
 
-local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot')
+local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot', 'part')
 if have[1] ~= gen then
   return {3, have[2] or '-1'}
 end
 local seq = tonumber(have[2])
 local keep = string.find(flags, 'k', 1, true)
+local part = string.find(flags, 'p', 1, true)
 if not keep and tonumber(last) <= seq then
   return {1, have[2]}
 end
 if not keep and tonumber(first) > seq + 1 and not string.find(flags, 'f', 1, true) then
   return {2, have[2]}
 end
-if not keep and seq == -1 and not string.find(flags, 'f', 1, true) and redis.call('EXISTS', KEYS[3], KEYS[4], KEYS[5]) > 0 then
+local of, upto = string.match(have[4] or '', '^(%d+):(%d+)$')
+local begun = of == gen and tonumber(upto) > seq  -- of what comes now parts may be there
+if not keep and not begun and seq == -1 and not string.find(flags, 'f', 1, true) and redis.call('EXISTS', KEYS[3], KEYS[4], KEYS[5]) > 0 then
   return {2, have[2]}  -- a dump was loaded, or the stream's hash was lost: what is there is not what the messages go on from
 end
-local set = string.find(flags, 's', 1, true)
+local set = part or begun or string.find(flags, 's', 1, true)
 
 -- Where another caller has applied the first messages already, begin after them.
 local start = 8
@@ -322,8 +326,11 @@ while i <= #ARGV do
     end
   end
 end
-if keep then
+if keep or part then
   call('HSET', stream, 'updated_ms', now_ms)
+  if not keep and not (begun and tonumber(upto) >= tonumber(last)) then
+    call('HSET', stream, 'part', gen .. ':' .. last)
+  end
   return {0, have[2]}
 end
 call('HSET', stream, 'seq', last, 'digest', digest, 'updated_ms', now_ms)

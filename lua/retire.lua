@@ -20,18 +20,19 @@
 -- ARGV[2] seq       watermark that the caller believes in; "" = any
 -- ARGV[3] slot      slot that the retired keys are named after
 -- ARGV[4] new_seq   watermark of the new generation; "-1" = a new engine process, which the epoch tells; "" = the stream ends
+-- ARGV[5] worker/rank
 -- Returns {code, gen, seq, slot, epoch, digest}: code 0 retired, 3 stale (nothing done); the rest is the state now, "" where the stream ended
 -- Effects: idempotent (a repetition is stale); O(log slots), whatever the size of the cache
 local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local gen, seq, slot, new_seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local gen, seq, slot, new_seq, owner = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot', 'epoch', 'digest')
 if have[1] ~= gen or have[3] ~= slot or (seq ~= '' and have[2] ~= seq) then
   return {3, have[1] or '', have[2] or '', have[3] or '', have[4] or '', have[5] or ''}
 end
-local owner = redis.call('HGET', slots, slot)
-if not owner then
-  return redis.error_reply('WRSLOT the stream has a slot that the slot map does not know; run check')
+local holder = redis.call('HGET', slots, slot)
+if holder and holder ~= owner then  -- and must keep it
+  return redis.error_reply('WRSLOT the stream has the slot of ' .. holder .. '; run check')
 end
 
 local t = redis.call('TIME')

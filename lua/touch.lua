@@ -1,15 +1,27 @@
--- Renews a stream's lease.
+-- Renews a stream's lease, and its place in the slot map if that was lost: nothing else would bring it back.
 --
--- KEYS[1] stream  hash: gen, updated_ms
+-- KEYS[1] stream   hash: gen, slot, updated_ms
+-- KEYS[2] slots    hash: slot -> worker/rank, live ones only
+-- KEYS[3] version  integer, changed by every change of slots
 -- ARGV[1] gen     generation that the caller believes in
 -- ARGV[2] now_ms  the caller's clock
+-- ARGV[3] worker/rank
 -- Returns {code}: code 0 renewed, 3 stale
 -- Effects: idempotent; O(1)
-local stream = KEYS[1]
-local gen, now_ms = ARGV[1], ARGV[2]
+local stream, slots, version = KEYS[1], KEYS[2], KEYS[3]
+local gen, now_ms, owner = ARGV[1], ARGV[2], ARGV[3]
 
-if redis.call('HGET', stream, 'gen') ~= gen then
+local have = redis.call('HMGET', stream, 'gen', 'slot')
+if have[1] ~= gen then
   return {3}
+end
+if have[2] and not redis.call('HGET', slots, have[2]) then
+  redis.call('HSET', slots, have[2], owner)
+  local new = tonumber(redis.call('GET', version) or '0') + 1
+  if new < tonumber(gen) then
+    new = tonumber(gen)
+  end
+  redis.call('SET', version, string.format('%.0f', new))
 end
 redis.call('HSET', stream, 'updated_ms', now_ms)
 return {0}

@@ -24,7 +24,7 @@ type Batch struct {
 	digest      uint64 // of the last message
 	messages    int
 	ops         int
-	marks       []byte
+	marks       []mark
 	args        []any // the runs, from ARGV[7] on
 	run         int   // index in args of the current run's header; -1 = none
 	kind        string
@@ -33,8 +33,21 @@ type Batch struct {
 	begun       bool
 }
 
+// mark says at which index of a batch's args the operations of a message begin.
+type mark struct {
+	seq int64
+	at  int
+}
+
 // firstRun is the ARGV index of the first run in apply.lua.
 const firstRun = 8
+
+// A batch of more than splitOps blocks, which only one very large message or many orphans make, is applied in parts of
+// partOps, or it would keep Redis from everybody else for a tenth of a second. The last part moves the watermark; a repetition repeats all.
+const (
+	splitOps = 2048
+	partOps  = 512
+)
 
 // Message begins the operations of the message with that sequence number. A message without
 // operations moves the watermark too.
@@ -57,12 +70,65 @@ func (b *Batch) mark(values int) {
 		return
 	}
 	b.begun = true
-	if len(b.marks) > 0 {
-		b.marks = append(b.marks, ' ')
+	b.marks = append(b.marks, mark{b.last, len(b.args) - values})
+}
+
+// part is what one call of apply.lua takes.
+type part struct {
+	marks []byte
+	args  []any
+	ops   int
+}
+
+func (p *part) mark(m mark) {
+	if len(p.marks) > 0 {
+		p.marks = append(p.marks, ' ')
 	}
-	b.marks = strconv.AppendInt(b.marks, b.last, 10)
-	b.marks = append(b.marks, ':')
-	b.marks = strconv.AppendInt(b.marks, int64(firstRun+len(b.args)-values), 10)
+	p.marks = strconv.AppendInt(p.marks, m.seq, 10)
+	p.marks = append(p.marks, ':')
+	p.marks = strconv.AppendInt(p.marks, int64(firstRun+m.at), 10)
+}
+
+// parts cuts the runs, all of them closed, into what is applied at a time.
+func (b *Batch) parts() []part {
+	if b.ops <= splitOps {
+		p := part{args: b.args, ops: b.ops}
+		for _, m := range b.marks {
+			p.mark(m)
+		}
+		return []part{p}
+	}
+	out := []part{{}}
+	marks := b.marks // that are not in a part yet
+	for i := 0; i < len(b.args); {
+		kind, _ := b.args[i].(string)
+		text, _ := b.args[i+1].(string)
+		n, _ := strconv.Atoi(text)
+		width := 2
+		if kind[0] == 'r' {
+			width = 1
+		}
+		for at, end := i+2, i+2+n; at < end; {
+			if out[len(out)-1].ops == partOps {
+				out = append(out, part{})
+				out[len(out)-1].mark(mark{b.marks[len(b.marks)-len(marks)-1].seq, 0}) // the message that is cut, or the one before
+			}
+			p := &out[len(out)-1]
+			take := min(end-at, (partOps-p.ops)*width)
+			p.ops += take / width
+			p.args = append(p.args, kind, strconv.Itoa(take))
+			for _, v := range b.args[at : at+take] {
+				if len(marks) > 0 && marks[0].at == at {
+					p.mark(mark{marks[0].seq, len(p.args)})
+					marks = marks[1:]
+				}
+				p.args = append(p.args, v)
+				at++
+			}
+		}
+		i += 2 + n
+	}
+	return out
 }
 
 // enter makes the current run one of that kind that does not hold id yet: within a run an id
@@ -157,13 +223,26 @@ func (b *Batch) Reset() {
 	clear(b.seen)
 }
 
-// Apply applies a batch atomically and moves the watermark. seq is the watermark now in Redis,
+// Apply applies a batch and moves the watermark, atomically unless the batch is very large: then an error may leave a beginning of it
+// applied, which a repetition completes. seq is the watermark now in Redis,
 // unless the outcome is Stale. A batch may overlap what was applied before: only messages above
 // the watermark take effect. A lost reply is harmless, the repetition is a Duplicate.
 func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq int64, err error) {
 	if b.messages == 0 {
 		return Duplicate, st.Seq, nil
 	}
+	b.closeRun()
+	parts := b.parts()
+	for i := range parts {
+		o, seq, err = s.applyPart(ctx, st, b, &parts[i], i == len(parts)-1)
+		if err != nil || o != Applied {
+			return o, seq, err
+		}
+	}
+	return o, seq, nil
+}
+
+func (s *Store) applyPart(ctx context.Context, st Stream, b *Batch, p *part, last bool) (o Outcome, seq int64, err error) {
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
 	sh, err := s.shard(bounded, st)
@@ -173,7 +252,6 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 	if sh == nil {
 		return Stale, -1, nil
 	}
-	b.closeRun()
 	flags := ""
 	if b.Force {
 		flags += "f"
@@ -184,6 +262,9 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 	if b.restore {
 		flags += "sk"
 	}
+	if !last {
+		flags += "p"
+	}
 	k, w := sh.keys, st.WorkerRank
 	keys := []string{
 		k.stream(w), k.holders(),
@@ -192,11 +273,11 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 		k.blocks(w, kvcache.Predicted),
 	}
 	start := time.Now()
-	args := make([]any, 0, firstRun-1+len(b.args))
+	args := make([]any, 0, firstRun-1+len(p.args))
 	args = append(args,
 		strconv.FormatInt(st.Generation, 10), strconv.FormatInt(b.first, 10), strconv.FormatInt(b.last, 10),
-		flags, strconv.FormatInt(start.UnixMilli(), 10), string(b.marks), formatDigest(b.digest))
-	args = append(args, b.args...)
+		flags, strconv.FormatInt(start.UnixMilli(), 10), string(p.marks), formatDigest(b.digest))
+	args = append(args, p.args...)
 	v, err := scripts.apply.run(bounded, s.write, keys, args...)
 	if err == nil && len(v) != 2 {
 		err = errShortReply
@@ -205,7 +286,7 @@ func (s *Store) Apply(ctx context.Context, st Stream, b *Batch) (o Outcome, seq 
 		return 0, 0, s.writeFailed(ctx, fmt.Errorf("apply batch: %w", err))
 	}
 	s.metrics.applySeconds.WithLabelValues(sh.name).Observe(time.Since(start).Seconds())
-	s.metrics.applyBlocks.WithLabelValues(sh.name).Observe(float64(b.ops))
+	s.metrics.applyBlocks.WithLabelValues(sh.name).Observe(float64(p.ops))
 	code, err1 := strconv.Atoi(v[0])
 	seq, err2 := strconv.ParseInt(v[1], 10, 64)
 	if err1 != nil || err2 != nil || code < 0 || code > int(Stale) {

@@ -64,7 +64,8 @@ func testFollowKeepsARegistration(t *testing.T, url string) {
 		}
 	}
 	// A prediction that makes streams changes none, also where it has to look for the shard.
-	if _, err := s.Predict(t.Context(), testPool, id.WorkerRank, chain(1, 2), store.PredictOptions{Register: &store.Registration{BlockSize: 16}}); err != nil {
+	o := store.PredictOptions{Register: &store.Registration{BlockSize: 16}}
+	if _, err := s.Predict(t.Context(), testPool, id.WorkerRank, chain(1, 2), o); err != nil {
 		t.Fatal(err)
 	}
 	if st, _, err := s.Stream(t.Context(), id); err != nil || st.Endpoint != "c:1" {
@@ -124,4 +125,47 @@ func TestLostConfigurationKeepsTheShards(t *testing.T) {
 	if _, _, err := next.Register(t.Context(), streams[0].StreamID, store.Registration{BlockSize: 32}); !errors.As(err, &conflict) {
 		t.Errorf("another block size: %v", err)
 	}
+}
+
+// testLostSlotMap: the slot map is lost, and nothing else. A stream's next renewal brings it back into answers; one that is
+// retired first needs none; nobody takes another one's slot from it.
+func testLostSlotMap(t *testing.T, url string) {
+	s := open(t, url)
+	p := chain(1, 20)
+	a, b := register(t, s, rank("a", 0)), register(t, s, rank("b", 0))
+	apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, p...))
+	apply(t, s, &b, 0, store.Applied, storeAll("b", kvcache.Device, p[:7]...))
+	c := client(t, url)
+	if n, err := c.Del(t.Context(), shardTag+"slots").Result(); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	if o, err := s.Touch(t.Context(), a); err != nil || o != store.Applied {
+		t.Fatal(o, err)
+	}
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(20)})
+	b, o, err := s.Restart(t.Context(), b, 5)
+	if err != nil || o != store.Applied {
+		t.Fatal(o, err)
+	}
+	apply(t, s, &b, 6, store.Applied, storeAll("b", kvcache.Device, p[:3]...))
+	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(20), rank("b", 0): onDevice(3)})
+	clean(t, s)
+
+	// Somebody else has the slot: it stays theirs, whatever the stream that has lost it does.
+	if err := c.HSet(t.Context(), shardTag+"slots", fmt.Sprint(b.Slot), "a/0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Restart(t.Context(), b, 9); !errors.Is(err, store.ErrCorrupt) {
+		t.Errorf("retired from another one's slot: %v", err)
+	}
+	if o, err := s.Touch(t.Context(), b); err != nil || o != store.Applied {
+		t.Error(o, err)
+	}
+	if owner, err := c.HGet(t.Context(), shardTag+"slots", fmt.Sprint(b.Slot)).Result(); err != nil || owner != "a/0" {
+		t.Errorf("slot of %q: %v", owner, err)
+	}
+	if r, err := s.Check(t.Context(), testPool, true); err != nil || r.Found == 0 || r.Found != r.Repaired {
+		t.Errorf("%+v %v", r, err)
+	}
+	clean(t, s)
 }

@@ -261,8 +261,8 @@ func (s *Store) Touch(ctx context.Context, st Stream) (Outcome, error) {
 	}
 	var v []string
 	if err == nil {
-		v, err = scripts.touch.run(bounded, s.write, []string{sh.keys.stream(st.WorkerRank)},
-			strconv.FormatInt(st.Generation, 10), strconv.FormatInt(time.Now().UnixMilli(), 10))
+		v, err = scripts.touch.run(bounded, s.write, []string{sh.keys.stream(st.WorkerRank), sh.keys.slots(), sh.keys.version()},
+			strconv.FormatInt(st.Generation, 10), strconv.FormatInt(time.Now().UnixMilli(), 10), st.WorkerRank.String())
 	}
 	if err != nil {
 		return 0, s.writeFailed(ctx, fmt.Errorf("renew stream: %w", err))
@@ -310,7 +310,7 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 		keys = append(keys, k.retired(st.Slot, t))
 	}
 	v, err := scripts.retire.run(bounded, s.write, keys,
-		strconv.FormatInt(st.Generation, 10), seq, strconv.Itoa(st.Slot), newSeq)
+		strconv.FormatInt(st.Generation, 10), seq, strconv.Itoa(st.Slot), newSeq, w.String())
 	if err == nil && len(v) != 6 {
 		err = errShortReply
 	}
