@@ -1,11 +1,14 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -134,6 +137,23 @@ func TestHealthFollowsTheWorker(t *testing.T) {
 	f.Refresh(t.Context())
 	if f.Snapshot().Healthy() != 0 {
 		t.Error("a worker that refuses connections counts as healthy")
+	}
+}
+
+// A worker that never was up is in the log too, once, and what to do about an engine that wants a key.
+func TestNeverUpIsSaid(t *testing.T) {
+	locked := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/health" {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	}))
+	defer locked.Close()
+	var log bytes.Buffer
+	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: locked.URL}}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	f.Refresh(t.Context())
+	f.Refresh(t.Context())
+	if got := log.String(); strings.Count(got, "worker down") != 1 || !strings.Contains(got, "GET /v1/models: status 401 (does the engine want a key? --worker-token)") {
+		t.Errorf("log: %s", got)
 	}
 }
 

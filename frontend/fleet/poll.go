@@ -95,7 +95,7 @@ func (f *Fleet) poll(ctx context.Context, k Key) {
 	if !changed {
 		return
 	}
-	if is != s.state {
+	if is != s.state || !s.tried && is != Healthy { // a worker that never was up is said once as well
 		s.since = time.Now()
 		if is == Healthy {
 			f.o.Logger.Info("worker up", "worker", k.String(), "url", base)
@@ -157,4 +157,10 @@ type statusError struct {
 	code int
 }
 
-func (e *statusError) Error() string { return fmt.Sprintf("GET %s: status %d", e.path, e.code) }
+func (e *statusError) Error() string {
+	why := ""
+	if e.code == http.StatusUnauthorized || e.code == http.StatusForbidden {
+		why = " (does the engine want a key? --worker-token)"
+	}
+	return fmt.Sprintf("GET %s: status %d%s", e.path, e.code, why)
+}
