@@ -35,7 +35,7 @@ func TestWebPage(t *testing.T) {
 	front, url := startFrontend(t, redis.url(), workers(e0, e1)...)
 
 	talk := keepTalking(t, url)
-	page := b.open("page", url+"/ui", map[string]any{"viewport": map[string]int{"width": 1120, "height": 900}, "colorScheme": "light"})
+	page := b.open("page", url+"/ui", map[string]any{"viewport": map[string]int{"width": 1280, "height": 900}, "colorScheme": "light"})
 
 	// States: the banner, the workers with their streams, the plots, the decisions.
 	page.see("#state", "exact")
@@ -81,6 +81,15 @@ func TestWebPage(t *testing.T) {
 	if cost := page.text(row + " td[data-label='Cost']"); strings.Trim(cost, "0123456789.") != "" {
 		t.Errorf("cost %q is no number", cost)
 	}
+	if *uiScreenshot { // with something to see in the plots
+		eventually(t, "half a minute of samples", func() bool {
+			var s struct{ Samples []any }
+			getJSON(t, url+"/ui/state", &s)
+			return len(s.Samples) >= 30
+		})
+		page.click("#pause")
+		page.click("#choices summary")
+	}
 	picture := filepath.Join(t.TempDir(), "ui.png")
 	dark := filepath.Join(t.TempDir(), "ui-dark.png")
 	page.do("screenshot", picture, map[string]any{"fullPage": true, "animations": "disabled"})
@@ -90,6 +99,7 @@ func TestWebPage(t *testing.T) {
 	}
 	if *uiScreenshot {
 		copyFile(t, picture, "../docs/ui.png")
+		page.click("#pause")
 	}
 
 	// What does not fit is said, and breaks nothing.
