@@ -9,7 +9,8 @@
 -- ARGV[1] worker/rank
 -- ARGV[2] follow  1 = not where the stream was removed, and an endpoint that is registered stays; 0 = in any case
 -- ARGV[3..] field, value of the registration, repeated
--- Returns {created, gen, seq, slot, epoch, digest}: created 1 or 0, 2 = the stream was removed and nothing is done
+-- Returns {created, gen, seq, slot, epoch, digest}: created 1 or 0, 2 = the stream was removed and nothing is done, 3 = made in
+--         the slot that it had before, and what is there has to be retired
 -- Effects: idempotent; O(log slots), O(slots) where the stream is made
 local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, follow = ARGV[1], ARGV[2]
@@ -62,7 +63,7 @@ if not have[1] then
   redis.call('HSET', slots, slot, owner)
   redis.call('HSET', stream, 'gen', gen_text, 'seq', '-1', 'slot', slot, 'epoch', gen_text, 'digest', '')
   have = {gen_text, '-1', slot, gen_text, ''}
-  created = 1
+  created = kept and 3 or 1
 end
 redis.call('HSET', stream, 'updated_ms', now_ms)
 -- Who only goes on following may have an older registration than the one that is there.

@@ -1,4 +1,4 @@
--- Renews a stream's lease, and its place in the slot map if that was lost: nothing else would bring it back.
+-- Renews a stream's lease, and its place in the slot map, or the version, if that was lost: nothing else would bring it back.
 --
 -- KEYS[1] stream   hash: gen, slot, updated_ms
 -- KEYS[2] slots    hash: slot -> worker/rank, live ones only
@@ -15,9 +15,12 @@ local have = redis.call('HMGET', stream, 'gen', 'slot')
 if have[1] ~= gen then
   return {3}
 end
-if have[2] and not redis.call('HGET', slots, have[2]) then
-  redis.call('HSET', slots, have[2], owner)
-  local new = tonumber(redis.call('GET', version) or '0') + 1
+local now = redis.call('GET', version)
+if have[2] and (not now or not redis.call('HGET', slots, have[2])) then
+  if not redis.call('HGET', slots, have[2]) then
+    redis.call('HSET', slots, have[2], owner)
+  end
+  local new = tonumber(now or '0') + 1
   if new < tonumber(gen) then
     new = tonumber(gen)
   end

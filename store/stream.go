@@ -140,7 +140,10 @@ func (s *Store) registerOnce(ctx, bounded context.Context, id StreamID, r Regist
 	if err := st.read(v[1:]); err != nil {
 		return fail(err)
 	}
-	return st, v[0] == "1", nil
+	if v[0] == "3" { // whatever was removed while nobody kept the watermark
+		st, _, err = s.retire(ctx, st, "-1", "-1")
+	}
+	return st, v[0] != "0", err
 }
 
 // read takes over what a script reported: gen, seq, slot, epoch, digest.
