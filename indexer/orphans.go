@@ -85,15 +85,14 @@ func without(m map[kvcache.EngineHash][]*orphan, h kvcache.EngineHash, c *orphan
 // has says whether h is a block of an orphan, so that its children are orphans too.
 func (o *orphans) has(h kvcache.EngineHash) bool { return len(o.byHash[h]) > 0 }
 
-// remove takes one copy of a block away and says whether there was one.
-func (o *orphans) remove(t kvcache.Tier, h kvcache.EngineHash) bool {
+// remove takes one copy of a block away, if there is one.
+func (o *orphans) remove(t kvcache.Tier, h kvcache.EngineHash) {
 	for _, c := range o.byHash[h] {
 		if i := slices.Index(c.hashes, h); c.tier == t && !c.gone[i] {
 			c.gone[i] = true
-			return true
+			return
 		}
 	}
-	return false
 }
 
 // take returns the orphans that wait for parent, which is known now, and forgets them.
