@@ -3,7 +3,8 @@
 -- KEYS[1] slots    hash: slot -> worker/rank, live ones only
 -- KEYS[2] idle     sorted set: slots that no stream has; score 0 = to be swept, else free from that time in ms
 -- KEYS[3] version  integer, changed by every change of slots
--- KEYS[4..] four keys of retired blocks for each slot that may have any, then the streams that may be there
+-- KEYS[4] top      integer: slots below it were given out
+-- KEYS[5..] four keys of retired blocks for each slot that may have any, then the streams that may be there
 -- ARGV[1] repair   1 or 0
 -- ARGV[2] retired  number of slots that may have retired blocks
 -- ARGV[3..] these slots, then worker/rank for each stream
@@ -11,12 +12,12 @@
 --         know; streams is how many live ones there are; then three values for each difference. Kinds: slot_name (no number), slot_nobody (no such stream),
 --         slot_other (the stream has slot other), gen, seq (lost: the caller has to restart the stream), slot (lost), unmapped (a stream missing from
 --         the slot map), shared (the slot is other's), idle_name, idle_live (other has it), retired_live (blocks of an ended generation in
---         other's slot), retired_idle (they would never be swept), lost_slots (subject = how many are in neither map), version
+--         other's slot), retired_idle (they would never be swept), lost_slots (subject = how many are in neither map), top (lost or too low), version
 -- Effects: idempotent; O(streams + slots)
-local slots, idle, version = KEYS[1], KEYS[2], KEYS[3]
+local slots, idle, version, top = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local repair, retired = ARGV[1] == '1', tonumber(ARGV[2])
 
-local first = retired and 4 + 4 * retired  -- of the streams
+local first = retired and 5 + 4 * retired  -- of the streams
 if not retired or retired < 0 or #KEYS < first - 1 or #ARGV ~= 2 + retired + #KEYS - first + 1 then
   return redis.error_reply('WRARGV want four keys for each slot and one for each stream, and their names')
 end
@@ -51,7 +52,7 @@ end
 
 -- What the streams say about themselves. One that was removed is only a mark.
 local t = call('TIME')
-local top = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)  -- no generation is above it in the end
+local latest = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)  -- no generation is above it in the end
 local live, streams, newest = {}, 0, 0
 for _, owner in ipairs(owners) do
   local h = call('HMGET', keys[owner], 'gen', 'seq', 'slot', 'removed_ms')
@@ -78,11 +79,11 @@ local have_version = number(call('GET', version), 16)
 if streams > 0 and (not have_version or have_version < newest) then
   found('version', '')
 end
-if top < newest then
-  top = newest
+if latest < newest then
+  latest = newest
 end
-if have_version and top < have_version then
-  top = have_version
+if have_version and latest < have_version then
+  latest = have_version
 end
 
 -- Whose the slots are: what map and stream agree on first.
@@ -160,7 +161,7 @@ local function rest(slot)
   end
 end
 for r = 1, retired do
-  local name, at = ARGV[2 + r], 4 * r
+  local name, at = ARGV[2 + r], 4 * r + 1
   local slot = number(name, 7)
   if slot and call('EXISTS', KEYS[at], KEYS[at + 1], KEYS[at + 2], KEYS[at + 3]) > 0 then
     if holder[slot] then
@@ -177,6 +178,11 @@ for r = 1, retired do
     end
   end
 end
+local given = number(call('GET', top), 7) or 0
+local short = given <= highest
+if not short then
+  highest = given - 1
+end
 local lost = 0
 for slot = 0, math.min(highest, 65535) do
   if not holder[slot] and not resting[slot] then
@@ -189,6 +195,9 @@ end
 if lost > 0 then
   found('lost_slots', string.format('%d', lost))
 end
+if short then
+  found('top', '')
+end
 
 if repair and changed then
   -- Streams without a slot of their own get new ones: every number up to highest is somebody's or idle by now.
@@ -200,8 +209,8 @@ if repair and changed then
   for _, owner in ipairs(owners) do
     local s = live[owner]
     if s and (not s.gen or not s.seq) then  -- who writes by the old state has to read it again
-      top = top + 1
-      call('HSET', keys[owner], 'gen', string.format('%.0f', top))
+      latest = latest + 1
+      call('HSET', keys[owner], 'gen', string.format('%.0f', latest))
     end
     if s and not s.seq then
       call('HSET', keys[owner], 'seq', '-1')
@@ -210,6 +219,7 @@ if repair and changed then
       call('HSET', keys[owner], 'slot', string.format('%d', s.slot))
     end
   end
-  call('SET', version, string.format('%.0f', top + 1))
+  call('SET', version, string.format('%.0f', latest + 1))
+  call('SET', top, string.format('%d', highest + 1))
 end
 return reply

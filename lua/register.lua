@@ -6,14 +6,17 @@
 -- KEYS[2] slots    hash: slot -> worker/rank, live ones only
 -- KEYS[3] idle     sorted set: slots that no stream has; score 0 = to be swept, else free from that time in ms
 -- KEYS[4] version  integer, changed by every change of slots
+-- KEYS[5] top      integer: slots below it were given out
 -- ARGV[1] worker/rank
 -- ARGV[2] follow  1 = not where the stream was removed, and an endpoint that is registered stays; 0 = in any case
 -- ARGV[3..] field, value of the registration, repeated
 -- Returns {created, gen, seq, slot, epoch, digest}: created 1 or 0, 2 = the stream was removed and nothing is done, 3 = made in
 --         the slot that it had before, and what is there has to be retired
 -- Effects: idempotent; O(log slots), O(slots) where the stream is made
-local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local stream, slots, idle, version, top = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, follow = ARGV[1], ARGV[2]
+
+--#include slots.inc
 
 local t = redis.call('TIME')
 local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
@@ -28,7 +31,6 @@ if not have[1] then
     end
     redis.call('DEL', stream)
   end
-  -- Every slot number below HLEN + ZCARD is in exactly one of slots and idle, so the sum is the next new one.
   local slot, kept
   local map = redis.call('HGETALL', slots)
   for i = 2, #map, 2 do
@@ -36,22 +38,10 @@ if not have[1] then
       slot, kept = map[i - 1], true
     end
   end
-  for _, s in ipairs(kept and {} or redis.call('ZRANGEBYSCORE', idle, '1', now_ms, 'LIMIT', '0', '100')) do
-    if not slot or tonumber(s) < tonumber(slot) then
-      slot = s
-    end
-  end
   if kept then
     redis.call('ZREM', idle, slot)
-  elseif slot then
-    redis.call('ZREM', idle, slot)
   else
-    local n = redis.call('HLEN', slots) + redis.call('ZCARD', idle)
-    slot = string.format('%d', n)
-    while redis.call('HGET', slots, slot) or redis.call('ZSCORE', idle, slot) do  -- idle was lost: never two streams in one slot
-      n = n + 1
-      slot = string.format('%d', n)
-    end
+    slot = give(slots, idle, top, now_ms)
   end
   -- A generation is also the version, and never older than the clock: it stays unique after the stream, or all of Redis, was deleted.
   local gen = tonumber(redis.call('GET', version) or '0') + 1

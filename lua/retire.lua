@@ -16,6 +16,7 @@
 -- KEYS[13] retired blocks of this slot, tier 1
 -- KEYS[14] retired blocks of this slot, tier 2
 -- KEYS[15] retired blocks of this slot, tier 3
+-- KEYS[16] top      integer: slots below it were given out
 -- ARGV[1] gen       generation that the caller believes in
 -- ARGV[2] seq       watermark that the caller believes in; "" = any
 -- ARGV[3] slot      slot that the retired keys are named after
@@ -23,8 +24,10 @@
 -- ARGV[5] worker/rank
 -- Returns {code, gen, seq, slot, epoch, digest}: code 0 retired, 3 stale (nothing done); the rest is the state now, "" where the stream ended
 -- Effects: idempotent (a repetition is stale); O(log slots), whatever the size of the cache
-local stream, slots, idle, version = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local stream, slots, idle, version, top = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[16]
 local gen, seq, slot, new_seq, owner = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+
+--#include slots.inc
 
 local have = redis.call('HMGET', stream, 'gen', 'seq', 'slot', 'epoch', 'digest')
 if have[1] ~= gen or have[3] ~= slot or (seq ~= '' and have[2] ~= seq) then
@@ -72,22 +75,7 @@ if new_seq == '' then
   return {0, '', '', '', '', ''}
 end
 
-local fresh
-for _, s in ipairs(redis.call('ZRANGEBYSCORE', idle, '1', now_ms, 'LIMIT', '0', '100')) do
-  if not fresh or tonumber(s) < tonumber(fresh) then
-    fresh = s
-  end
-end
-if fresh then
-  redis.call('ZREM', idle, fresh)
-else
-  local n = redis.call('HLEN', slots) + redis.call('ZCARD', idle) + 1  -- + 1: the old slot is in neither yet
-  fresh = string.format('%d', n)
-  while fresh == slot or redis.call('HGET', slots, fresh) or redis.call('ZSCORE', idle, fresh) do  -- idle was lost: never two streams in one slot
-    n = n + 1
-    fresh = string.format('%d', n)
-  end
-end
+local fresh = give(slots, idle, top, now_ms, slot)
 redis.call('ZADD', idle, '0', slot)
 redis.call('HSET', slots, fresh, owner)
 redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'slot', fresh, 'epoch', epoch, 'digest', '', 'updated_ms', now_ms)

@@ -152,7 +152,7 @@ func (c *check) shard(ctx context.Context, n int, sh *shard) error {
 	if err := x.sort(ctx); err != nil {
 		return err
 	}
-	for _, whole := range []string{sh.keys.slots(), sh.keys.idle(), sh.keys.version(), sh.keys.holders()} {
+	for _, whole := range []string{sh.keys.slots(), sh.keys.idle(), sh.keys.version(), sh.keys.top(), sh.keys.holders()} {
 		if x.broken[whole] {
 			c.unreadable = true
 			return nil // nothing else can be said
@@ -232,7 +232,7 @@ func (x *shardCheck) sort(ctx context.Context) error {
 
 // keyTypes are the kinds of keys of a shard that a check knows.
 var keyTypes = map[string]string{
-	"slots": "hash", "idle": "zset", "version": "string", "holders": "hash", "stream": "hash", "blocks": "zset", "copies": "hash", "retired": "zset",
+	"slots": "hash", "idle": "zset", "version": "string", "top": "string", "holders": "hash", "stream": "hash", "blocks": "zset", "copies": "hash", "retired": "zset",
 }
 
 // mendKinds are the differences that mend.lua knows, in words.
@@ -240,6 +240,7 @@ var mendKinds = map[string]string{
 	"gen":          "stream %s has lost its generation%s",
 	"seq":          "stream %s has lost its watermark%s",
 	"slot":         "stream %s has lost its slot%s",
+	"top":          "the number of slots given out is missing or too low%s%s",
 	"version":      "the version is missing or older than a stream%s%s",
 	"slot_name":    "the slot map has %q, which is no slot%s",
 	"slot_nobody":  "slot %s belongs to %s, which has no stream",
@@ -255,7 +256,7 @@ var mendKinds = map[string]string{
 
 // mend compares slot map, streams, idle slots and version in one atomic step.
 func (x *shardCheck) mend(ctx context.Context) error {
-	keys := []string{x.shard.keys.slots(), x.shard.keys.idle(), x.shard.keys.version()}
+	keys := []string{x.shard.keys.slots(), x.shard.keys.idle(), x.shard.keys.version(), x.shard.keys.top()}
 	args := []any{boolArg(x.repair), len(x.retired)}
 	for slot := range x.retired {
 		args = append(args, slot)

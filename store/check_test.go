@@ -63,6 +63,7 @@ func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
 	ctx := t.Context()
 	raw := client(t, url)
 	const holders, slots, idle, version = shardTag + "holders", shardTag + "slots", shardTag + "idle", shardTag + "version"
+	const top = shardTag + "top"
 	const streamA, streamB = shardTag + "stream:a/0", shardTag + "stream:b/0"
 	const blocksA = shardTag + "blocks:a/0:device"
 	wrongType := func(key string) func(damaged) error {
@@ -140,7 +141,10 @@ func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
 		{"idle slots lost", func(x damaged) error { return raw.Del(ctx, idle).Err() }, "that no sweep would find", 0, nil},
 		{"idle slot that is live", zadd(idle, 0, "0"), "slot 0 is idle and belongs to a/0", 1, nil},
 		{"idle slot that is no number", zadd(idle, 0, "x"), `"x", which is no slot`, 1, nil},
-		{"slot in neither map", zadd(idle, 5, "12"), "slots are neither in the slot map nor idle", 1, nil},
+		{"slot in neither map", func(x damaged) error { return raw.Set(ctx, top, "12", 0).Err() }, "slots are neither in the slot map nor idle", 1, nil},
+		{"slot in neither map, below one that is", zadd(idle, 5, "12"), "slots are neither in the slot map nor idle", 2, nil},
+		{"number of slots lost", func(x damaged) error { return raw.Del(ctx, top).Err() }, "the number of slots given out is missing or too low", 1, nil},
+		{"number of slots fell", func(x damaged) error { return raw.Set(ctx, top, "2", 0).Err() }, "the number of slots given out is missing or too low", 1, nil},
 		{"retired blocks of a slot that rests", func(x damaged) error {
 			return raw.ZAddArgs(ctx, idle, redis.ZAddArgs{XX: true, Members: []redis.Z{{Score: 9e12, Member: slotOf(retiredOf(t, raw))}}}).Err()
 		}, "that no sweep would find", 1, nil},
@@ -154,6 +158,7 @@ func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
 		{"slot map of the wrong type", wrongType(slots), "is a list instead of a hash", 0, nil},
 		{"idle slots of the wrong type", wrongType(idle), "is a list instead of a zset", 0, nil},
 		{"version of the wrong type", wrongType(version), "is a list instead of a string", 0, nil},
+		{"number of slots of the wrong type", wrongType(top), "is a list instead of a string", 0, nil},
 		{"stream of the wrong type", wrongType(streamA), "is a list instead of a hash", 0, []string{"a/0"}},
 		{"blocks of the wrong type", wrongType(blocksA), "is a list instead of a zset", 0, []string{"a/0"}},
 		{"predictions of the wrong type", wrongType(shardTag + "blocks:c/1:predicted"), "is a list instead of a zset", 0, []string{"c/1"}},

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,42 +46,60 @@ func TestUnknownPoolsLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// Where the list of idle slots was evicted, a new stream must not get the slot of a live one: its lookups would be
-// credited to the other.
-func TestLostIdleSharesNoSlot(t *testing.T) {
-	_, url := storetest.Miniredis(t)
-	s := open(t, url)
-	var streams []store.Stream
-	for i := range 4 {
-		st := register(t, s, rank(fmt.Sprint("w", i), 0))
-		apply(t, s, &st, 0, store.Applied, storeAll(st.Worker, kvcache.Device, chain(uint32(i), 1)...))
-		streams = append(streams, st)
-	}
-	for i := range 2 { // slots 0 and 1 are idle now, 2 to 5 are in use
-		next, o, err := s.Restart(t.Context(), streams[i], 0)
-		if err != nil || o != store.Applied {
-			t.Fatal(o, err)
-		}
-		streams[i] = next
-	}
-	c := client(t, url)
-	keys, err := c.Keys(t.Context(), "*:idle").Result()
-	if err != nil || len(keys) != 1 {
-		t.Fatal(keys, err)
-	}
-	c.Del(t.Context(), keys...)
-	streams = append(streams, register(t, s, rank("new", 0)))
-	again, o, err := s.Restart(t.Context(), streams[2], 0)
-	if err != nil || o != store.Applied {
-		t.Fatal(o, err)
-	}
-	streams[2] = again
-	owner := map[int]string{}
-	for _, st := range streams {
-		if other := owner[st.Slot]; other != "" {
-			t.Errorf("%s and %s share slot %d", other, st.Worker, st.Slot)
-		}
-		owner[st.Slot] = st.Worker
+// Where the list of idle slots or the slot map was evicted, a new stream must not get a slot that another one has, or had and whose
+// bits are there still: its lookups would be credited with the other's blocks.
+func TestLostListsOfSlotsShareNoSlot(t *testing.T) {
+	for _, lost := range [][]string{{"idle"}, {"slots"}, {"idle", "slots"}} {
+		t.Run(strings.Join(lost, " and "), func(t *testing.T) {
+			_, url := storetest.Miniredis(t)
+			s := open(t, url)
+			p := chain(1, 10)
+			owner := map[int]string{} // of each slot that has bits
+			streams := make([]store.Stream, 4)
+			for i := range streams {
+				streams[i] = register(t, s, rank(fmt.Sprint("w", i), 0))
+				apply(t, s, &streams[i], 0, store.Applied, storeAll(streams[i].Worker, kvcache.Device, p...))
+				owner[streams[i].Slot] = streams[i].Worker
+			}
+			restart := func(st *store.Stream) {
+				t.Helper()
+				next, o, err := s.Restart(t.Context(), *st, 0)
+				if err != nil || o != store.Applied {
+					t.Fatal(o, err)
+				}
+				*st = next
+			}
+			restart(&streams[0]) // its old slot is idle now, and nobody has swept it
+			owner[streams[0].Slot] = "w0"
+			c := client(t, url)
+			for _, name := range lost {
+				if n, err := c.Del(t.Context(), shardTag+name).Result(); err != nil || n != 1 {
+					t.Fatal(name, n, err)
+				}
+			}
+			fresh := []store.Stream{register(t, s, rank("new", 0))}
+			restart(&streams[2])
+			for _, st := range append(fresh, streams[2]) {
+				if was := owner[st.Slot]; was != "" {
+					t.Errorf("%s got slot %d, where the bits of %s are", st.Worker, st.Slot, was)
+				}
+				owner[st.Slot] = st.Worker
+			}
+			scores, _, err := s.Lookup(t.Context(), testPool, p, store.LookupOptions{})
+			if err != nil || scores.Scores[rank("new", 0)].Any > 0 || scores.Scores[rank("w2", 0)].Any > 0 {
+				t.Errorf("%v %v", scores.Scores, err)
+			}
+			for _, st := range streams { // the others come back as their leases are renewed
+				if o, err := s.Touch(t.Context(), st); err != nil || o != store.Applied {
+					t.Fatal(o, err)
+				}
+			}
+			want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("w1", 0): onDevice(10), rank("w3", 0): onDevice(10)})
+			if _, err := s.Check(t.Context(), testPool, true); err != nil {
+				t.Fatal(err)
+			}
+			clean(t, s)
+		})
 	}
 }
 

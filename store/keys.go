@@ -32,6 +32,7 @@ func (k shardKeys) holders() string { return string(k) + ":holders" }
 func (k shardKeys) slots() string   { return string(k) + ":slots" }
 func (k shardKeys) idle() string    { return string(k) + ":idle" }
 func (k shardKeys) version() string { return string(k) + ":version" }
+func (k shardKeys) top() string     { return string(k) + ":top" }
 
 func (k shardKeys) stream(w kvcache.WorkerRank) string {
 	return string(k) + ":stream:" + w.String()

@@ -125,7 +125,7 @@ func (s *Store) registerOnce(ctx, bounded context.Context, id StreamID, r Regist
 		return fail(err)
 	}
 	v, err := scripts.register.run(bounded, s.write,
-		[]string{sh.keys.stream(id.WorkerRank), sh.keys.slots(), sh.keys.idle(), sh.keys.version()},
+		[]string{sh.keys.stream(id.WorkerRank), sh.keys.slots(), sh.keys.idle(), sh.keys.version(), sh.keys.top()},
 		append([]any{id.WorkerRank.String(), follow}, r.fields()...)...)
 	if err != nil {
 		return fail(err)
@@ -312,6 +312,7 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 	for t := range kvcache.Tier(kvcache.NumTiers) {
 		keys = append(keys, k.retired(st.Slot, t))
 	}
+	keys = append(keys, k.top())
 	v, err := scripts.retire.run(bounded, s.write, keys,
 		strconv.FormatInt(st.Generation, 10), seq, strconv.Itoa(st.Slot), newSeq, w.String())
 	if err == nil && len(v) != 6 {
