@@ -39,11 +39,11 @@ func TestCommandsAskRunningProcesses(t *testing.T) {
 	}
 	for line := range strings.Lines(run(0, append([]string{"workers", "--json"}, both...)...)) {
 		var w struct {
-			Worker   string
+			Worker   string `json:"worker_id"`
 			Healthy  bool
 			Followed bool
 		}
-		if err := json.Unmarshal([]byte(line), &w); err != nil || !w.Healthy || !w.Followed {
+		if err := json.Unmarshal([]byte(line), &w); err != nil || w.Worker == "" || !w.Healthy || !w.Followed {
 			t.Errorf("workers --json: %v: %s", err, line)
 		}
 	}
@@ -53,22 +53,22 @@ func TestCommandsAskRunningProcesses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out = run(0, "query", "--frontend="+frontend, "--model="+model, string(messages))
+	out = run(0, "query", "--frontend="+frontend, "--model="+model, "--messages="+string(messages))
 	if first := strings.Split(out, "\n")[1]; !strings.HasPrefix(first, a.worker+"/0 ") || !strings.Contains(first, "####") {
 		t.Errorf("query: want %s first:\n%s", a.worker, out)
 	}
 	var answer struct {
 		State    string `json:"index_state"`
 		Overlaps []struct {
-			Worker string
+			Worker string `json:"worker_id"`
 			Tokens int
 		}
 		Hashes []string `json:"block_hashes"`
 	}
-	if err := json.Unmarshal([]byte(run(0, "query", "--frontend="+frontend, "--model="+model, "--hashes=16", "--json", string(messages))), &answer); err != nil {
+	if err := json.Unmarshal([]byte(run(0, "query", "--frontend="+frontend, "--model="+model, "--hashes=16", "--json", "--messages="+string(messages))), &answer); err != nil {
 		t.Fatal(err)
 	}
-	if answer.State != "exact" || len(answer.Overlaps) != 1 || answer.Overlaps[0].Tokens != a.prompt/16*16 || len(answer.Hashes) != a.prompt/16 {
+	if answer.State != "exact" || len(answer.Overlaps) != 1 || answer.Overlaps[0].Worker != a.worker || answer.Overlaps[0].Tokens != a.prompt/16*16 || len(answer.Hashes) != a.prompt/16 {
 		t.Errorf("query --json: %+v of %d tokens", answer, a.prompt)
 	}
 	if out := run(1, "query", "--frontend="+frontend, "--model="+model, "--tokens=1,2,3"); !strings.Contains(out, "no worker holds a block") {

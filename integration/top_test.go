@@ -35,7 +35,7 @@ func TestTopAndExplain(t *testing.T) {
 
 	out := ""
 	eventually(t, "the engine's events take the place of the prediction", func() bool {
-		out = run(0, "explain", "--model="+model, "--prompt="+string(messages))
+		out = run(0, "explain", "--model="+model, "--messages="+string(messages))
 		return strings.Contains(out, strings.Repeat("D", 40))
 	})
 	if !strings.Contains(out, a.worker+"/0 would be chosen: it holds ") || !strings.Contains(out, strings.Repeat(".", 40)) {
@@ -50,7 +50,7 @@ func TestTopAndExplain(t *testing.T) {
 		}
 		Holders []struct{ Tiers string }
 	}
-	if err := json.Unmarshal([]byte(run(0, "explain", "--model="+model, "--json", "--prompt="+string(messages))), &explained); err != nil {
+	if err := json.Unmarshal([]byte(run(0, "explain", "--model="+model, "--json", "--messages="+string(messages))), &explained); err != nil {
 		t.Fatal(err)
 	}
 	if explained.State != "exact" || explained.Reason != "overlap" || len(explained.Candidates) != 2 || explained.Candidates[0].Worker != a.worker ||
@@ -115,7 +115,7 @@ func TestTopAndExplain(t *testing.T) {
 	if out := run(1, "top"); !strings.Contains(out, "index degraded") || !strings.Contains(out, "/ready says more") {
 		t.Errorf("top without Redis:\n%s", out)
 	}
-	if out := run(1, "explain", "--model="+model, "--prompt="+string(messages)); !strings.Contains(out, "by the fallback conversation-hash") {
+	if out := run(1, "explain", "--model="+model, "--messages="+string(messages)); !strings.Contains(out, "by the fallback conversation-hash") {
 		t.Errorf("explain without Redis:\n%s", out)
 	}
 	redis.start()

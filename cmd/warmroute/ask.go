@@ -12,6 +12,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/warmroute/warmroute/kvcache"
 )
 
 // server is a running frontend or indexer that a command asks.
@@ -57,7 +59,7 @@ func (s server) ask(ctx context.Context, path string, body, v any) error {
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return fmt.Errorf("%w (does it run there? %s says where to ask)", err, s.flag)
+		return s.away(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
@@ -68,9 +70,30 @@ func (s server) ask(ctx context.Context, path string, body, v any) error {
 		return refused(s, path, resp.StatusCode, text)
 	}
 	if err := json.Unmarshal(text, v); err != nil {
-		return fmt.Errorf("%s%s does not answer as warmroute does: %w (is %s right?)", s.url, path, err, s.flag)
+		return s.notOurs(path, err)
 	}
 	return nil
+}
+
+// notOurs is an answer that can be no warmroute's.
+func (s server) notOurs(path string, err error) error {
+	if err == nil {
+		err = errors.New("a needed part is missing")
+	}
+	return fmt.Errorf("%s%s does not answer as warmroute does: %w (is %s right?)", s.url, path, err, s.flag)
+}
+
+// away is the error of a server that cannot be asked.
+func (s server) away(err error) error {
+	return fmt.Errorf("%w (does it run there? %s says where to ask)", err, s.flag)
+}
+
+// saysNothing is the error where the index is not what it should be.
+func saysNothing(state kvcache.IndexState, reason string, frontend server) error {
+	if reason != "" {
+		reason = " (" + reason + ")"
+	}
+	return fmt.Errorf("the index is %s%s: %s/ready says more", state, reason, frontend.url)
 }
 
 // refused explains an answer that is an error.

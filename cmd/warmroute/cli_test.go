@@ -122,7 +122,7 @@ func TestExamplesInHelpParse(t *testing.T) {
 				continue
 			}
 			command, _, _ = strings.Cut(command, "<")
-			args := strings.Fields(command)
+			args := shellWords(command)
 			for i, a := range args { // files of the reader
 				if a == "--config" || a == "--vectors" {
 					args[i+1] = filepath.Join(t.TempDir(), "empty.yaml")
@@ -141,6 +141,19 @@ func TestExamplesInHelpParse(t *testing.T) {
 	if examples < 10 {
 		t.Errorf("only %d examples found", examples)
 	}
+}
+
+// shellWords splits a line like a shell, as far as the examples need it: white space and quotes.
+func shellWords(line string) (words []string) {
+	for _, m := range regexp.MustCompile(`(?:[^\s'"]+|'[^']*'|"[^"]*")+`).FindAllString(line, -1) {
+		words = append(words, strings.NewReplacer("'", "", `"`, "").Replace(regexp.MustCompile(`'[^']*'`).ReplaceAllStringFunc(m, func(q string) string {
+			return strings.ReplaceAll(q[1:len(q)-1], `"`, "\x00")
+		})))
+	}
+	for i, w := range words {
+		words[i] = strings.ReplaceAll(w, "\x00", `"`)
+	}
+	return words
 }
 
 func TestServicesEndInOrder(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -15,14 +14,9 @@ import (
 
 // explainCmd asks a frontend where a prompt would go, and why.
 type explainCmd struct {
-	Frontend string `default:"http://127.0.0.1:8080" placeholder:"URL" help:"Frontend to ask (default ${default})." env:"-"`
-	Token    string `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." env:"WARMROUTE_TOKEN"`
-	Model    string `required:"" placeholder:"NAME" help:"Model, or adapter." env:"-"`
-	Tenant   string `name:"of-tenant" default:"default" placeholder:"NAME" help:"Tenant of the pool (default ${default})." env:"-"`
-	Prompt   string `xor:"prompt" placeholder:"TEXT" help:"Prompt: a text, or messages as a JSON array; - or nothing reads standard input." env:"-"`
-	Tokens   string `xor:"prompt" placeholder:"FILE" help:"File with token ids, as a JSON array or separated by white space or commas; - is standard input." env:"-"`
-	Salt     string `placeholder:"TEXT" help:"Cache salt of the request." env:"-"`
-	JSON     bool   `help:"Print one JSON object." env:"-"`
+	Asked askedFrontend `embed:""`
+	About promptOptions `embed:""`
+	JSON  bool          `help:"Print one JSON object." env:"-"`
 }
 
 // Help is the long form of the command's help.
@@ -30,18 +24,19 @@ func (explainCmd) Help() string {
 	return `Where would a frontend send this prompt, and why there? One line per candidate: which blocks of the prompt it holds, what else it
 has to do, and the cost that the choice compares. Nothing is generated, routed or counted. The same as the prefix explorer of the
 frontend's page /ui.
+` + promptHelp + `
 
 Example: a completion's prompt
 
-    warmroute explain --model llama --prompt Hello,world
+    warmroute explain --model llama --prompt "Hello, world"
 
 Example: a chat, as the engine renders it
 
-    warmroute explain --model llama --prompt '[{"role":"user","content":"Hello"}]'
+    warmroute explain --model llama --messages '[{"role":"user","content":"Hello"}]'
 
 Example: token ids
 
-    warmroute explain --model llama --tokens ids.json --json
+    warmroute explain --model llama --tokens 1,2,3,4 --json
 
 In a bar: D device, H host, d disk, p predicted, _ a hole, . not held; one letter may stand for several blocks.
 
@@ -78,25 +73,18 @@ type explained struct {
 
 // Run asks and prints.
 func (c explainCmd) Run(ctx context.Context, std *stdio) error {
-	frontend := server{"--frontend", c.Frontend, c.Token}
-	q := queryCmd{Model: c.Model, Prompt: c.Prompt}
-	var err error
-	if c.Tokens != "" {
-		q.Tokens, err = readTokens(c.Tokens, std.In)
-	} else {
-		err = q.tokenize(ctx, frontend, std)
-	}
+	frontend := c.Asked.server()
+	question, _, err := c.About.question(ctx, frontend, std)
 	if err != nil {
 		return err
 	}
-	question := map[string]any{"model": c.Model, "tenant_id": c.Tenant, "token_ids": q.Tokens, "cache_salt": c.Salt}
 	var raw json.RawMessage
 	if err := frontend.ask(ctx, "/ui/explore", question, &raw); err != nil {
 		return err
 	}
 	var answer explained
 	if err := json.Unmarshal(raw, &answer); err != nil || len(answer.Candidates) == 0 {
-		return fmt.Errorf("%s does not answer as warmroute does (is --frontend right?)", c.Frontend)
+		return frontend.notOurs("/ui/explore", err)
 	}
 	if c.JSON {
 		_, err = fmt.Fprintf(std.Out, "%s\n", raw)
@@ -104,40 +92,9 @@ func (c explainCmd) Run(ctx context.Context, std *stdio) error {
 		err = answer.print(std.Out)
 	}
 	if err == nil && answer.Cause != "" {
-		err = fmt.Errorf("the index says nothing (%s): %s/ready says more", answer.Cause, c.Frontend)
+		err = saysNothing(answer.State, answer.Cause, frontend)
 	}
 	return err
-}
-
-// readTokens reads token ids of a file.
-func readTokens(name string, in io.Reader) ([]uint32, error) {
-	if name != "-" {
-		file, err := os.Open(name)
-		if err != nil {
-			return nil, usagef("--tokens: %w", err)
-		}
-		defer func() { _ = file.Close() }()
-		in = file
-	}
-	text, err := io.ReadAll(io.LimitReader(in, answerLimit))
-	if err != nil {
-		return nil, fmt.Errorf("--tokens %s: %w", name, err)
-	}
-	words := strings.FieldsFunc(strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(string(text)), "["), "]"), func(r rune) bool {
-		return r == ',' || r == ' ' || r == '\n' || r == '\t' || r == '\r'
-	})
-	if len(words) == 0 {
-		return nil, usagef("--tokens %s: there are no token ids", name)
-	}
-	ids := make([]uint32, len(words))
-	for i, w := range words {
-		n, err := strconv.ParseUint(w, 10, 32)
-		if err != nil {
-			return nil, usagef("--tokens %s: %q is no token id", name, w)
-		}
-		ids[i] = uint32(n)
-	}
-	return ids, nil
 }
 
 func (x *explained) print(w io.Writer) error {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"slices"
 	"strings"
 	"testing"
 )
@@ -23,20 +22,5 @@ func TestBlockBar(t *testing.T) {
 		if got := blockBar(c.digits, c.n); got != c.want {
 			t.Errorf("blockBar(%q, %d) = %q, want %q", c.digits, c.n, got, c.want)
 		}
-	}
-}
-
-func TestReadTokens(t *testing.T) {
-	for text, want := range map[string][]uint32{
-		"[1, 2,3]\n": {1, 2, 3}, "1 2\n3\t4": {1, 2, 3, 4}, "4294967295": {4294967295},
-		"": nil, "[]": nil, "1 -2": nil, "4294967296": nil, "[[1]]": nil, "1.5": nil,
-	} {
-		got, err := readTokens("-", strings.NewReader(text))
-		if !slices.Equal(got, want) || (err == nil) != (want != nil) {
-			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
-		}
-	}
-	if _, err := readTokens("/no/such/file", nil); err == nil || !strings.Contains(err.Error(), "--tokens") {
-		t.Errorf("no such file: %v", err)
 	}
 }

@@ -13,10 +13,9 @@ import (
 
 // workersCmd shows what frontend and indexer know of the workers, side by side.
 type workersCmd struct {
-	Frontend string `default:"http://127.0.0.1:8080" placeholder:"URL" help:"Frontend to ask (default ${default})." env:"-"`
-	Indexer  string `default:"http://127.0.0.1:9201" placeholder:"URL" help:"Indexer to ask (default ${default})." env:"-"`
-	Token    string `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." env:"WARMROUTE_TOKEN"`
-	JSON     bool   `help:"Print one JSON object per worker rank." env:"-"`
+	Asked   askedFrontend `embed:""`
+	Indexer string        `default:"http://127.0.0.1:9201" placeholder:"URL" help:"Indexer to ask (default ${default})." env:"-"`
+	JSON    bool          `help:"Print one JSON object per worker rank." env:"-"`
 }
 
 // Help is the long form of the command's help.
@@ -37,7 +36,7 @@ Exit codes: 0 every worker is healthy and followed; 1 one is not, or nobody answ
 
 // workerLine is the form of --json.
 type workerLine struct {
-	Worker     string   `json:"worker"`
+	Worker     string   `json:"worker_id"`
 	Rank       int      `json:"dp_rank"`
 	URL        string   `json:"url,omitempty"`
 	Models     []string `json:"models"`
@@ -86,8 +85,14 @@ func (c workersCmd) Run(ctx context.Context, std *stdio) error {
 			Error      string  `json:"error"`
 		} `json:"workers"`
 	}
-	frontendErr := server{"--frontend", c.Frontend, c.Token}.ask(ctx, "/workers", nil, &nodes)
-	indexerErr := server{"--indexer", c.Indexer, ""}.ask(ctx, "/workers", nil, &streams)
+	frontend, indexer := c.Asked.server(), server{"--indexer", c.Indexer, ""}
+	for _, s := range []server{frontend, indexer} {
+		if _, err := s.base(); err != nil {
+			return err
+		}
+	}
+	frontendErr := frontend.ask(ctx, "/workers", nil, &nodes)
+	indexerErr := indexer.ask(ctx, "/workers", nil, &streams)
 	if frontendErr != nil && indexerErr != nil {
 		return fmt.Errorf("neither a frontend nor an indexer answers: %w; %w", frontendErr, indexerErr)
 	}

@@ -18,14 +18,14 @@ import (
 	"golang.org/x/term"
 
 	"github.com/warmroute/warmroute/frontend/ui"
+	"github.com/warmroute/warmroute/kvcache"
 )
 
 // topCmd shows a frontend at work.
 type topCmd struct {
-	Frontend string `default:"http://127.0.0.1:8080" placeholder:"URL" help:"Frontend to watch (default ${default})." env:"-"`
-	Token    string `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." env:"WARMROUTE_TOKEN"`
-	Once     bool   `help:"Print one table and end, as without a terminal." env:"-"`
-	JSON     bool   `help:"Print one JSON object per second, or with --once one." env:"-"`
+	Asked askedFrontend `embed:""`
+	Once  bool          `help:"Print one table and end, as without a terminal." env:"-"`
+	JSON  bool          `help:"Print one JSON object per second, or with --once one." env:"-"`
 }
 
 // Help is the long form of the command's help.
@@ -62,7 +62,7 @@ type watched struct {
 
 // Run watches.
 func (c topCmd) Run(ctx context.Context, std *stdio) error {
-	frontend := server{"--frontend", c.Frontend, c.Token}
+	frontend := c.Asked.server()
 	live := !c.Once && !c.JSON && isTerminal(std.Out)
 	if c.Once || !live && !c.JSON {
 		return c.once(ctx, frontend, std.Out)
@@ -109,7 +109,7 @@ func (c topCmd) once(ctx context.Context, frontend server, out io.Writer) error 
 	}
 	var m watched
 	if err := json.Unmarshal(raw, &m); err != nil || m.Interval <= 0 {
-		return fmt.Errorf("%s does not answer as warmroute does (is --frontend right?)", c.Frontend)
+		return frontend.notOurs("/ui/state", err)
 	}
 	var err error
 	if c.JSON {
@@ -127,7 +127,7 @@ func (c topCmd) once(ctx context.Context, frontend server, out io.Writer) error 
 	case err != nil:
 		return err
 	case m.Index.State != "exact" && m.Index.State != "bypassed":
-		return fmt.Errorf("the index is %s (%s): %s/ready says more", m.Index.State, m.Index.Reason, c.Frontend)
+		return saysNothing(kvcache.IndexState(m.Index.State), m.Index.Reason, frontend)
 	case bad > 0:
 		return fmt.Errorf("%s not healthy", count(bad, "worker"))
 	}
@@ -158,7 +158,7 @@ func follow(ctx context.Context, frontend server, f func(raw []byte, m *watched)
 		watchdog.Reset(silence)
 		var m watched
 		if err := json.Unmarshal(raw, &m); err != nil || m.Interval <= 0 {
-			return fmt.Errorf("%s does not answer as warmroute does (is --frontend right?)", frontend.url)
+			return frontend.notOurs("/ui/events", err)
 		}
 		if err := f(raw, &m); err != nil {
 			return fmt.Errorf("%w: %w", errPrinting, err)
@@ -188,7 +188,7 @@ func (s server) stream(ctx context.Context, path string) (io.ReadCloser, error) 
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("%w (does it run there? %s says where to ask)", err, s.flag)
+		return nil, s.away(err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer func() { _ = resp.Body.Close() }()
