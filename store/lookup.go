@@ -111,7 +111,11 @@ func (a *shardAnswer) merge(into *kvcache.OverlapScores, errs []error) []error {
 	return errs
 }
 
-func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fields []string, o LookupOptions) shardAnswer {
+func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fields []string, o LookupOptions) (a shardAnswer) {
+	if observe := s.opts.Observe; observe != nil {
+		ended := observe(caller, sh.name, len(fields))
+		defer func() { ended(outcome(a.err)) }()
+	}
 	if err := sh.link.check(); err != nil {
 		return shardAnswer{err: err}
 	}
@@ -125,7 +129,7 @@ func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fie
 			return shardAnswer{err: err}
 		}
 	}
-	a, err := sh.lookup(ctx, s.read, fields)
+	a, err = sh.lookup(ctx, s.read, fields)
 	if err == nil && o.TreeSizes {
 		err = a.readSizes(ctx, s.read, sh.keys)
 	}
@@ -143,6 +147,14 @@ func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fie
 		a.err = sh.link.report(caller, err)
 	}
 	return a
+}
+
+// outcome is [Reason], "" of no error.
+func outcome(err error) string {
+	if err == nil {
+		return ""
+	}
+	return Reason(err)
 }
 
 // gate is the line before the connections of the lookups. It keeps a rush in this process from looking

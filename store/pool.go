@@ -209,8 +209,13 @@ func (p *pool) find(caller, bounded context.Context) (*knownPool, error) {
 	if k := p.sure(); k != nil {
 		return k, nil
 	}
+	var err error
+	if observe := p.store.opts.Observe; observe != nil {
+		ended := observe(caller, p.link.shard, 0)
+		defer func() { ended(outcome(err)) }()
+	}
 	known := p.config.Load()
-	err := p.link.check()
+	err = p.link.check()
 	if err == nil {
 		if p.link == p.store.strangers {
 			p.store.stranger.Store(p)

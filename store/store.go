@@ -60,6 +60,10 @@ type Options struct {
 	// SlotRest is how long the slot of an ended generation rests after the sweep before another
 	// stream may get it. It must be longer than any lookup. Default 1 minute.
 	SlotRest time.Duration
+	// Observe, if set, is called when [Store.Lookup] turns to a shard, and when that or [Store.PoolConfig] has to read the pool's
+	// configuration first: with the caller's ctx, the link's name (see [LinkStatus]) and the number of blocks that are asked for. What it
+	// returns is called at the end, with [Reason] where there was no answer, else "". Neither may block. Default: none.
+	Observe func(ctx context.Context, link string, blocks int) (ended func(reason string))
 	// Dialer replaces the network dialer. Default: TCP with keep-alive.
 	Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 	// Logger gets one line for each change of a link. Default: none.
