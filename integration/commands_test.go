@@ -15,7 +15,10 @@ func TestCommandsAskRunningProcesses(t *testing.T) {
 	system, question := longPrompt("grapes"), message{"user", "what is it?"}
 	a := chat(t, frontend, system, question)
 	awaitOverlap(t, frontend, a.worker, a, system, question)
-	warm := map[string]*engine{"w0": e0, "w1": e1}[a.worker]
+	warm, cold := e0, e1
+	if a.worker == "w1" {
+		warm, cold = e1, e0
+	}
 
 	both := []string{"--frontend=" + frontend, "--indexer=" + indexer}
 	run := func(want int, args ...string) string {
@@ -89,6 +92,9 @@ func TestCommandsAskRunningProcesses(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &m); err != nil || len(m.Batch.Events) == 0 {
 			t.Errorf("events --json: %v: %s", err, line)
 		}
+	}
+	if out := run(1, "events", "--past", cold.replay); !strings.Contains(out, "no message to replay") {
+		t.Errorf("events --past of an engine that has said nothing: %s", out)
 	}
 	follow := exec.Command(warmroute, "events", "--follow", warm.events)
 	printed, err := follow.StdoutPipe()

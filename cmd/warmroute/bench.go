@@ -30,7 +30,12 @@ standard settings lookup takes some minutes; --cell-time makes it shorter.
 
 Use a server of its own: the benchmark fills it, measures its CPU, and empties what it filled.
 
-Exit codes: 0 measured; 1 failed, or two layouts gave different answers.`
+Example: on a server for this alone
+
+    redis-server --port 6390 --save '' --daemonize yes
+    warmroute bench apply --redis redis://127.0.0.1:6390
+
+Exit codes: 0 measured; 1 failed, or two layouts gave different answers; 2 wrong flags.`
 }
 
 // benchOptions are those of every benchmark.
@@ -41,7 +46,10 @@ type benchOptions struct {
 }
 
 // run measures, with a progress bar, and prints what came out.
-func (o benchOptions) run(std *stdio, measure func(storebench.Options) (any, error), table func(io.Writer) error) error {
+func (o benchOptions) run(ctx context.Context, std *stdio, measure func(storebench.Options) (any, error), table func(io.Writer) error) error {
+	if err := reachOne(ctx, o.Redis); err != nil {
+		return err
+	}
 	p := progress{w: std.Err, drawn: isTerminal(std.Err)}
 	report, err := measure(storebench.Options{URL: o.Redis, CellTime: o.CellTime, Progress: p.show})
 	p.end()
@@ -70,7 +78,9 @@ and pipelined HKEYS of one hash per block with a 105-byte JSON field per holder.
 
 Example:
 
-    warmroute bench lookup --redis redis://127.0.0.1:6379 --json`
+    warmroute bench lookup --redis redis://127.0.0.1:6379 --json
+
+Exit codes: 0 measured; 1 failed, or two layouts gave different answers; 2 wrong flags.`
 }
 
 // Run measures lookups.
@@ -93,7 +103,7 @@ func (c benchLookupCmd) Run(ctx context.Context, std *stdio) error {
 		}
 	}
 	var r storebench.LookupReport
-	return c.Options.run(std, func(o storebench.Options) (any, error) {
+	return c.Options.run(ctx, std, func(o storebench.Options) (any, error) {
 		var err error
 		r, err = storebench.Lookup(ctx, o, storebench.LookupSizes{Workers: c.Workers, Blocks: c.Blocks, Callers: c.Callers})
 		return r, err
@@ -129,7 +139,9 @@ remembers the block, and remove where it has to be found in Redis.
 
 Example:
 
-    warmroute bench apply --redis redis://127.0.0.1:6379 --json`
+    warmroute bench apply --redis redis://127.0.0.1:6379 --json
+
+Exit codes: 0 measured; 1 failed; 2 wrong flags.`
 }
 
 // Run measures writes.
@@ -140,7 +152,7 @@ func (c benchApplyCmd) Run(ctx context.Context, std *stdio) error {
 		}
 	}
 	var r storebench.ApplyReport
-	return c.Options.run(std, func(o storebench.Options) (any, error) {
+	return c.Options.run(ctx, std, func(o storebench.Options) (any, error) {
 		var err error
 		r, err = storebench.Apply(ctx, o, c.Blocks)
 		return r, err

@@ -22,7 +22,7 @@ type benchOutageCmd struct {
 	Away   time.Duration `default:"5s" placeholder:"TIME" help:"How long each fault lasts (default ${default})." env:"-"`
 	Rate   int           `default:"200" placeholder:"N" help:"Requests per second through two frontends (default ${default})." env:"-"`
 	Budget time.Duration `name:"lookup-budget" default:"20ms" placeholder:"TIME" help:"The lookup budget of the frontends (default ${default})." env:"-"`
-	Policy string        `name:"fallback-policy" default:"conversation-hash" enum:"conversation-hash,least-loaded,round-robin,random" placeholder:"POLICY" help:"The frontends' choice while the index is away (default ${default})." env:"-"`
+	Policy string        `name:"fallback" default:"conversation-hash" enum:"conversation-hash,prefix-hash,least-loaded,power-of-two,round-robin,random" placeholder:"POLICY" help:"The frontends' choice while the index is away (default ${default})." env:"-"`
 	JSON   bool          `help:"Print one JSON object per fault." env:"-"`
 }
 
@@ -37,7 +37,7 @@ Example:
 
     warmroute bench outage --fault killed,stopped --json
 
-Exit codes: 0 no request failed and the index equals the engines' caches again; 1 otherwise.`
+Exit codes: 0 no request failed and the index equals the engines' caches again; 1 otherwise; 2 wrong flags.`
 }
 
 // Run runs the faults one after the other.

@@ -35,13 +35,18 @@ Added: what a request takes longer than at the worker alone, by percentile. CPU:
 
 Example:
 
-    warmroute bench route --redis redis://127.0.0.1:6379 --json`
+    warmroute bench route --redis redis://127.0.0.1:6379 --json
+
+Exit codes: 0 measured; 1 failed; 2 wrong flags.`
 }
 
 // Run measures.
 func (c benchRouteCmd) Run(ctx context.Context, std *stdio) error {
 	if c.Tokens < 32 || c.Rate < 1 || c.Rate > 100_000 || c.Duration < time.Second || c.Callers < 1 {
 		return usagef("want at least 32 tokens, 1 to 100000 requests per second, 1 s, and 1 caller")
+	}
+	if err := reach(ctx, c.Redis); err != nil {
+		return err
 	}
 	p := progress{w: std.Err, drawn: isTerminal(std.Err)}
 	nginx, _ := exec.LookPath("nginx") // without it, nothing stands beside

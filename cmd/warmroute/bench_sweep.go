@@ -22,7 +22,9 @@ func (benchSweepCmd) Help() string {
 
 Example:
 
-    warmroute bench sweep --redis redis://127.0.0.1:6379 --json`
+    warmroute bench sweep --redis redis://127.0.0.1:6379 --json
+
+Exit codes: 0 measured; 1 failed; 2 wrong flags.`
 }
 
 // Run measures sweeps.
@@ -36,7 +38,7 @@ func (c benchSweepCmd) Run(ctx context.Context, std *stdio) error {
 		}
 	}
 	var r storebench.SweepReport
-	return c.Options.run(std, func(o storebench.Options) (any, error) {
+	return c.Options.run(ctx, std, func(o storebench.Options) (any, error) {
 		var err error
 		r, err = storebench.Sweep(ctx, o, c.Blocks, c.Steps)
 		return r, err

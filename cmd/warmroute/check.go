@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -37,8 +38,11 @@ Example: repair one pool
 
     warmroute check --redis redis://127.0.0.1:6379 --pool default:llama-3-8b --repair
 
-Exit codes: 0 nothing found, or all of it repaired; 1 problems remain, or Redis is away.`
+Exit codes: 0 nothing found, or all of it repaired; 1 problems remain, or Redis is away; 2 wrong flags.`
 }
+
+// errNoPools is an index of nothing: sound, but probably not what was meant.
+var errNoPools = errors.New("the index has no pools: no worker has registered yet, or --redis is not the indexers'")
 
 // poolReport is the form of --json.
 type poolReport struct {
@@ -58,7 +62,7 @@ func (c checkCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) erro
 		return indexAway(err)
 	}
 	if len(pools) == 0 {
-		logger.Info("the index has no pools: no worker has registered yet")
+		_, _ = fmt.Fprintln(std.Err, "warmroute:", errNoPools)
 	}
 	remaining := 0
 	for _, pool := range pools {

@@ -46,6 +46,12 @@ func TestExitCodes(t *testing.T) {
 		"bad value":            {exitUsage, []string{"frontend", "--retries=many"}},
 		"refused by the parts": {exitUsage, []string{"sim", "--ranks=-1"}},
 		"no such file":         {exitUsage, []string{"version", "--config=/no/such/file"}},
+		"bench of a cluster":   {exitUsage, []string{"bench", "apply", "--redis=redis+cluster://127.0.0.1:1"}},
+		"no such dump":         {exitUsage, []string{"load", "--redis=redis://127.0.0.1:1", "--pool=default:m", "/no/such/file"}},
+		"no such trace":        {exitUsage, []string{"replay", "/no/such/file"}},
+		"no such prompt":       {exitUsage, []string{"query", "--model=m", "--prompt=@/no/such/file"}},
+		"no address":           {exitUsage, []string{"sim", "--http-listen=here"}},
+		"no server":            {exitUsage, []string{"workers", "--indexer=here"}},
 		"cluster of nothing":   {exitUsage, []string{"check", "--redis=redis+cluster://"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,6 +147,22 @@ func TestExamplesInHelpParse(t *testing.T) {
 	if examples < 10 {
 		t.Errorf("only %d examples found", examples)
 	}
+}
+
+// Every command says how it is used and how it ends.
+func TestEveryCommandHasAnExample(t *testing.T) {
+	var visit func(n *kong.Node)
+	visit = func(n *kong.Node) {
+		for _, child := range n.Children {
+			for _, want := range []string{"\nExample", "\n    ", "\nExit codes: 0 "} {
+				if !strings.Contains(child.Detail, want) {
+					t.Errorf("%s: no %q in its help", child.FullPath(), want)
+				}
+			}
+			visit(child)
+		}
+	}
+	visit(parser(t).Model.Node)
 }
 
 // shellWords splits a line like a shell, as far as the examples need it: white space and quotes.

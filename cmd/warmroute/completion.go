@@ -20,7 +20,9 @@ a directory of zsh's $fpath, or to ~/.config/fish/completions/warmroute.fish; or
 
 Example:
 
-    warmroute completion bash`
+    warmroute completion bash
+
+Exit codes: 0 printed; 2 another shell.`
 }
 
 // completed is one command with what can follow it.

@@ -45,7 +45,7 @@ Example: does this build understand what the engines sent?
 
     warmroute decode --vectors kv-event-vectors.json
 
-Exit codes: 0 decoded; 1 the payload or an event in it is refused, or a vector differs.`
+Exit codes: 0 decoded; 1 the payload or an event in it is refused, or a vector differs; 2 wrong flags.`
 }
 
 // Run decodes standard input or checks the vectors.

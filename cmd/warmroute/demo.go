@@ -32,7 +32,7 @@ Example: on a real Redis, for a script
 
     warmroute demo --redis redis://127.0.0.1:6379 --json
 
-Exit codes: 0 no request failed and the index recovered; 1 otherwise.`
+Exit codes: 0 no request failed and the index recovered; 1 otherwise; 2 wrong flags.`
 }
 
 // Run runs the demo and prints what it measured.
@@ -44,6 +44,8 @@ func (c demoCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger, log *
 		}
 		defer stop()
 		c.Redis = url
+	} else if err := reach(ctx, c.Redis); err != nil {
+		return err
 	}
 	p := progress{w: std.Err, drawn: isTerminal(std.Err)}
 	_, _ = fmt.Fprintln(std.Err, "Four simulated engines, an indexer and two frontends, three runs, under a minute in all.")

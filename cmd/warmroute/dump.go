@@ -21,6 +21,7 @@ type dumpCmd struct {
 	Redis indexOptions `embed:"" group:"Redis"`
 	Pool  string       `placeholder:"TENANT:MODEL" help:"Pool to dump (default: the only one)." env:"-"`
 	Out   string       `placeholder:"FILE" default:"-" help:"File to write; - is standard output." env:"-"`
+	JSON  bool         `help:"With --out: print one JSON object: pool, blocks, worker_ranks." env:"-"`
 }
 
 // Help is the long form of the command's help.
@@ -34,11 +35,21 @@ Example: move an index to another Redis
     warmroute dump --redis redis://10.0.0.5:6379 --pool default:llama-3-8b --out llama.jsonl
     warmroute load --redis redis://10.0.0.6:6379 --pool default:llama-3-8b --block-size 16 llama.jsonl
 
-Exit codes: 0 all of it is written; 1 Redis is away, or the file cannot be written: it is then as it was before.`
+Exit codes: 0 all of it is written; 1 Redis is away, or the file cannot be written: it is then as it was before; 2 wrong flags.`
+}
+
+// dumpReport is the form of --json.
+type dumpReport struct {
+	Pool   string `json:"pool"`
+	Blocks int    `json:"blocks"`
+	Ranks  int    `json:"worker_ranks"`
 }
 
 // Run dumps the pool.
-func (c dumpCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) (err error) {
+func (c dumpCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) error {
+	if c.JSON && c.Out == "-" {
+		return usagef("--json goes with --out FILE: without it the dump is what is printed, and it is JSON")
+	}
 	s, err := redisOptions{indexOptions: c.Redis}.store(logger, nil)
 	if err != nil {
 		return err
@@ -48,27 +59,35 @@ func (c dumpCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) (err 
 	if err != nil {
 		return indexAway(err)
 	}
-	out := std.Out
-	if c.Out != "-" {
-		// Under another name first: a dump that breaks off leaves nothing that looks like one.
-		f, err := os.CreateTemp(filepath.Dir(c.Out), ".warmroute-dump-*")
-		if err != nil {
-			return err
-		}
-		defer func() { _ = os.Remove(f.Name()) }()
-		if err := writeDump(ctx, std, s, pool, f, isTerminal(std.Err)); err != nil {
-			_ = f.Close()
-			return indexAway(err)
-		}
-		if err := cmp.Or(f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
-			return err
-		}
-		return os.Rename(f.Name(), c.Out)
+	if c.Out == "-" {
+		_, err := writeDump(ctx, std, s, pool, std.Out, isTerminal(std.Err) && !isTerminal(std.Out))
+		return indexAway(err)
 	}
-	return indexAway(writeDump(ctx, std, s, pool, out, isTerminal(std.Err) && !isTerminal(std.Out)))
+	// Under another name first: a dump that breaks off leaves nothing that looks like one.
+	f, err := os.CreateTemp(filepath.Dir(c.Out), ".warmroute-dump-*")
+	if err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	r, err := writeDump(ctx, std, s, pool, f, isTerminal(std.Err))
+	if err != nil {
+		_ = f.Close()
+		return indexAway(err)
+	}
+	if err := cmp.Or(f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), c.Out); err != nil {
+		return err
+	}
+	if c.JSON {
+		return json.NewEncoder(std.Out).Encode(r)
+	}
+	_, err = fmt.Fprintf(std.Out, "%s: dumped %s of %s\n", pool, count(r.Blocks, "block"), count(r.Ranks, "worker rank"))
+	return err
 }
 
-func writeDump(ctx context.Context, std *stdio, s *store.Store, pool kvcache.PoolID, out io.Writer, draw bool) error {
+func writeDump(ctx context.Context, std *stdio, s *store.Store, pool kvcache.PoolID, out io.Writer, draw bool) (dumpReport, error) {
 	p := progress{w: std.Err, drawn: draw}
 	if !draw {
 		p.w = io.Discard
@@ -76,14 +95,16 @@ func writeDump(ctx context.Context, std *stdio, s *store.Store, pool kvcache.Poo
 	defer p.end()
 	w := bufio.NewWriterSize(out, 1<<16)
 	enc := json.NewEncoder(w)
-	blocks := 0
+	r, ranks := dumpReport{Pool: pool.String()}, map[kvcache.WorkerRank]bool{}
 	err := s.Dump(ctx, pool, func(e kvcache.RouterEvent) error {
-		if blocks++; blocks%1000 == 0 {
-			p.show("dump", blocks, -1)
+		ranks[kvcache.WorkerRank{Worker: string(e.WorkerID), Rank: e.Event.DPRank}] = true
+		if r.Blocks++; r.Blocks%1000 == 0 {
+			p.show("dump", r.Blocks, -1)
 		}
 		return enc.Encode(e)
 	})
-	return cmp.Or(err, w.Flush())
+	r.Ranks = len(ranks)
+	return r, cmp.Or(err, w.Flush())
 }
 
 // onePool is the pool that was named, or the only one.
@@ -99,7 +120,7 @@ func onePool(ctx context.Context, s *store.Store, name string) (kvcache.PoolID, 
 	case len(pools) == 1:
 		return pools[0], nil
 	case len(pools) == 0:
-		return kvcache.PoolID{}, fmt.Errorf("the index has no pools: no worker has registered yet")
+		return kvcache.PoolID{}, errNoPools
 	}
 	names := make([]string, len(pools))
 	for i, p := range pools {

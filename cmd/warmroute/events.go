@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +20,7 @@ type eventsCmd struct {
 	Past      bool   `help:"Ask for the messages that the engine still has, at its replay endpoint, and end." env:"-"`
 	From      uint64 `placeholder:"SEQ" help:"With --past: from this message." env:"-"`
 	Follow    bool   `short:"f" help:"Go on until interrupted, also when the engine restarts; else the next message is all." env:"-"`
-	FromTopic string `name:"events-topic" placeholder:"PREFIX" help:"Only topics that begin like this." env:"-"`
+	FromTopic string `name:"topic" placeholder:"PREFIX" help:"Only topics that begin like this." env:"-"`
 	JSON      bool   `help:"Print one JSON object per message." env:"-"`
 }
 
@@ -77,6 +78,14 @@ func (c eventsCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) err
 	}
 }
 
+// eventsLine is the form of --json.
+type eventsLine struct {
+	Seq   uint64          `json:"seq"`
+	Topic string          `json:"topic"`
+	Batch json.RawMessage `json:"batch,omitempty"`
+	Error string          `json:"error,omitempty"` // why the payload cannot be read
+}
+
 // errPrinting is an output that takes no more, such as a closed pipe.
 var errPrinting = errors.New("cannot print")
 
@@ -113,6 +122,9 @@ func (c eventsCmd) read(ctx context.Context, out io.Writer) (n int, err error) {
 			return n, err
 		}
 		m, end, err := c.parse(frames)
+		if end && n == 0 {
+			return n, fmt.Errorf("the engine has no message to replay from %d on (%s)", c.From, eventsSilent)
+		}
 		if err != nil || end {
 			return n, err
 		}
@@ -139,10 +151,14 @@ func (c eventsCmd) print(out io.Writer, m wire.Message) error {
 	batch, bad := wire.Decode(m.Payload)
 	var err error
 	switch {
-	case c.JSON && bad != nil:
-		_, err = fmt.Fprintf(out, "{\"seq\":%d,\"topic\":%q,\"error\":%q}\n", m.Seq, m.Topic, bad)
 	case c.JSON:
-		_, err = fmt.Fprintf(out, "{\"seq\":%d,\"topic\":%q,\"batch\":%s}\n", m.Seq, m.Topic, batch.JSON())
+		line := eventsLine{Seq: m.Seq, Topic: m.Topic}
+		if bad != nil {
+			line.Error = bad.Error()
+		} else {
+			line.Batch = json.RawMessage(batch.JSON())
+		}
+		err = json.NewEncoder(out).Encode(line)
 	case bad != nil:
 		_, err = fmt.Fprintf(out, "message %d: %s\n", m.Seq, tintFor(out).bad(bad.Error()))
 	default:

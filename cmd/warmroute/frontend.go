@@ -150,7 +150,9 @@ Example: engines that publish no KV events
 
 Example: settings from a file, a secret from a variable
 
-    WARMROUTE_TOKEN=s3cret warmroute frontend --config warmroute.yaml`
+    WARMROUTE_TOKEN=s3cret warmroute frontend --config warmroute.yaml
+
+` + serviceExits
 }
 
 // Run serves until ctx ends and requests in flight are done.

@@ -77,7 +77,9 @@ Example: an engine that comes while the indexers run, and goes; tell one of them
 
 Example: what are the streams doing?
 
-    curl -s http://127.0.0.1:9201/workers`
+    curl -s http://127.0.0.1:9201/workers
+
+` + serviceExits
 }
 
 // Run follows the engines until ctx ends.

@@ -36,7 +36,8 @@ Example:
 
     warmroute load --redis redis://127.0.0.1:6379 --pool default:llama-3-8b --block-size 16 llama.jsonl
 
-Exit codes: 0 all of it is loaded; 1 a line is no line of a dump (the message has its number; what stood before it is loaded), or Redis is away.`
+Exit codes: 0 all of it is loaded; 1 a line is no line of a dump (the message has its number; what stood before it is loaded), or Redis is away;
+2 wrong flags.`
 }
 
 // loadReport is the form of --json.
@@ -63,7 +64,7 @@ func (c loadCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) error
 	if c.File != "-" {
 		f, err := os.Open(c.File)
 		if err != nil {
-			return err
+			return usagef("%w", err)
 		}
 		defer func() { _ = f.Close() }()
 		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
@@ -90,7 +91,7 @@ func (c loadCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) error
 	lines, err := loadLines(ctx, r, in, func(read int64) { p.show("load", int(read), int(size)) })
 	p.end()
 	if err != nil {
-		return indexAway(err)
+		return indexAway(fmt.Errorf("%s: %w", c.File, err))
 	}
 	blocks, ranks := r.Loaded()
 	if c.JSON {

@@ -16,13 +16,13 @@ type planCmd struct {
 	CacheMemory   byteSize `placeholder:"SIZE" help:"Instead of --blocks: memory of a rank's cache, with --bytes-per-token." env:"-"`
 	BytesPerToken int64    `placeholder:"N" help:"2 × layers × KV heads × head size × bytes of a number; 131072 for Llama 3.1 8B in bf16." env:"-"`
 	BlockSize     int      `default:"16" placeholder:"TOKENS" help:"Tokens of a block (default ${default})." env:"-"`
-	Requests      float64  `name:"requests" default:"10" placeholder:"N" help:"Requests per second of the whole fleet (default ${default})." env:"-"`
+	Requests      float64  `name:"rate" default:"10" placeholder:"N" help:"Requests per second of the whole fleet (default ${default})." env:"-"`
 	PromptTokens  int      `default:"2000" placeholder:"N" help:"Mean length of a prompt (default ${default})." env:"-"`
 	OutputTokens  int      `default:"300" zero:"" placeholder:"N" help:"Mean length of an answer (default ${default})." env:"-"`
 	HitRatio      float64  `default:"0.3" placeholder:"X" help:"Share of the prompts' blocks that are cached (default ${default})." env:"-"`
 	Frontends     int      `default:"2" placeholder:"N" help:"Frontends (default ${default})." env:"-"`
 	Indexers      int      `default:"2" placeholder:"N" help:"Indexers (default ${default})." env:"-"`
-	RedisPool     int      `name:"pool-size" default:"16" placeholder:"N" help:"Their --redis-pool (default ${default})." env:"-"`
+	RedisPool     int      `default:"16" placeholder:"N" help:"Their --redis-pool (default ${default})." env:"-"`
 	RedisMemory   byteSize `default:"16GiB" placeholder:"SIZE" help:"Memory that one Redis node may use (default ${default})." env:"-"`
 	JSON          bool     `help:"Print one JSON object." env:"-"`
 }
@@ -34,11 +34,11 @@ measurements behind them, are in docs/capacity.md; your own are better: warmrout
 
 Example: 16 engines with 20,000 blocks each
 
-    warmroute plan --workers 16 --blocks 20000 --requests 50 --prompt-tokens 4000
+    warmroute plan --workers 16 --blocks 20000 --rate 50 --prompt-tokens 4000
 
 Example: from the memory of the caches
 
-    warmroute plan --workers 64 --ranks 8 --cache-memory 40GiB --bytes-per-token 131072 --requests 400 --prompt-tokens 8000
+    warmroute plan --workers 64 --ranks 8 --cache-memory 40GiB --bytes-per-token 131072 --rate 400 --prompt-tokens 8000
 
 Exit codes: 0 it fits; 1 it does not, and the last lines say what to do; 2 wrong flags.`
 }

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"time"
 
@@ -53,10 +55,45 @@ func embeddedRedis() (url string, stop func(), err error) {
 	return "redis://" + m.Addr(), m.Close, nil
 }
 
-// indexAway explains an error of a command that is of no use without Redis.
+// indexAway says what to do about an error of a command that is of no use without Redis.
 func indexAway(err error) error {
-	if errors.Is(err, store.ErrUnavailable) {
-		return fmt.Errorf("%w (is --redis right, and Redis up?)", err)
+	if !errors.Is(err, store.ErrUnavailable) {
+		return err
 	}
-	return err
+	var network *net.OpError
+	advice := "are user and password of --redis right? docs/security-acl.md has the grants"
+	switch store.Reason(err) {
+	case store.ReasonLoading:
+		advice = "try again when Redis has loaded its data"
+	case store.ReasonTimeout:
+		advice = "is --redis right, and is Redis stopped or overloaded?"
+	case store.ReasonClusterDown:
+		advice = "redis-cli CLUSTER INFO says which part is away"
+	case store.ReasonRefused:
+		advice = "Redis takes no writes: it is full, a replica, or could not save; redis-cli INFO says which"
+	default:
+		if errors.As(err, &network) {
+			advice = "start Redis there, or name the right one by --redis"
+		}
+	}
+	return fmt.Errorf("%w (%s)", err, advice)
+}
+
+// reach makes sure that there is a Redis at url before a command begins work that is of no use without one.
+func reach(ctx context.Context, url string) error {
+	s, err := redisOptions{indexOptions: indexOptions{Redis: url}}.store(slog.New(slog.DiscardHandler), nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	_, err = s.Pools(ctx)
+	return indexAway(err)
+}
+
+// reachOne is reach for a benchmark that can measure a single server only.
+func reachOne(ctx context.Context, url string) error {
+	if strings.HasPrefix(url, "redis+") {
+		return usagef("--redis: this benchmark measures a single server: redis://host:port")
+	}
+	return reach(ctx, url)
 }

@@ -18,7 +18,7 @@ import (
 
 // replayCmd replays a trace under one policy or several.
 type replayCmd struct {
-	Trace       string        `arg:"" placeholder:"FILE" help:"Trace: JSON lines of timestamp, input_length, output_length, hash_ids."`
+	Trace       string        `arg:"" placeholder:"FILE" help:"Trace: JSON lines of timestamp, input_length, output_length, hash_ids; - is standard input."`
 	Policy      []string      `default:"all" placeholder:"NAME" help:"Policies to compare, or all (default ${default})." env:"-"`
 	Frontends   []int         `default:"1" placeholder:"N" help:"How many frontends share the requests; several numbers are compared (default ${default})." env:"-"`
 	Views       []string      `default:"shared" placeholder:"VIEW" help:"What frontends know of the load: shared, or own = only what each has sent itself (default ${default})." env:"-"`
@@ -80,7 +80,9 @@ Example: the same through real processes' code, real HTTP and real event streams
 
 Example: another weight on blocks that have to be computed
 
-    warmroute replay conversation_trace.jsonl --policy kv --miss 1`
+    warmroute replay conversation_trace.jsonl --policy kv --miss 1
+
+Exit codes: 0 replayed; 1 the trace is no trace, or a file cannot be written; 2 wrong flags.`
 }
 
 // Run replays.
@@ -99,12 +101,16 @@ func (c replayCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger, log
 			return usagef("--views: %q: want shared or own", v)
 		}
 	}
-	f, err := os.Open(c.Trace)
-	if err != nil {
-		return err
+	in := std.In
+	if c.Trace != "-" {
+		f, err := os.Open(c.Trace)
+		if err != nil {
+			return usagef("%w", err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
 	}
-	trace, err := replay.ReadTrace(f)
-	_ = f.Close() // it was only read
+	trace, err := replay.ReadTrace(in)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.Trace, err)
 	}
@@ -141,15 +147,15 @@ func (c replayCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger, log
 			}
 		}
 	}
-	if c.SVG != "" {
-		if err := writePlot(c.SVG, results); err != nil {
-			return err
-		}
-	}
 	if c.JSON {
-		return json.NewEncoder(std.Out).Encode(map[string]any{"options": c.settings(), "runs": results})
+		err = json.NewEncoder(std.Out).Encode(map[string]any{"options": c.settings(), "runs": results})
+	} else {
+		err = replayTable(std.Out, results)
 	}
-	return replayTable(std.Out, results)
+	if err == nil && c.SVG != "" { // last: what was measured is not lost with a file that cannot be written
+		err = writePlot(c.SVG, results)
+	}
+	return err
 }
 
 func (c replayCmd) replay(ctx context.Context, o replay.Options, logger *slog.Logger) (*replay.Result, error) {

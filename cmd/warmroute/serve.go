@@ -32,7 +32,9 @@ Example: from a file, reachable from other machines
 
     WARMROUTE_ADMIN_TOKEN=s3cret warmroute serve --config warmroute.yaml --listen :8080
 
-Then ask it like any OpenAI server, at http://127.0.0.1:8080/v1.`
+Then ask it like any OpenAI server, at http://127.0.0.1:8080/v1.
+
+` + serviceExits
 }
 
 // Run serves until ctx ends. The frontend drains first; the indexer follows the engines until then.

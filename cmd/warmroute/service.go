@@ -13,6 +13,10 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// serviceExits ends the help of every command that runs until it is told to end.
+const serviceExits = `Exit codes: 0 a signal ended it; 1 it cannot listen where it is told to, or a part of it ended by itself; 2 wrong flags, variables
+or configuration.`
+
 // service is a part that listens and runs until it is told to end.
 type service struct {
 	name string

@@ -11,10 +11,10 @@ import (
 // simOptions describe one simulated engine. All but the addresses have the meaning of the
 // field of the same name in sim.Options.
 type simOptions struct {
-	HTTPListen   string `name:"http-listen" default:"127.0.0.1:8000" placeholder:"ADDR" help:"HTTP address of the OpenAI surface (default ${default}). Port 0: any free port." group:"Addresses"`
-	EventsListen string `default:"tcp://127.0.0.1:5557" placeholder:"ENDPOINT" help:"Where rank 0 publishes KV events; rank r uses the port plus r (default ${default})." group:"Addresses"`
-	ReplayListen string `default:"tcp://127.0.0.1:5657" placeholder:"ENDPOINT" help:"Where rank 0 answers replay requests; rank r uses the port plus r (default ${default})." group:"Addresses"`
-	NoReplay     bool   `help:"Offer no replay, as vLLM does unless it is told otherwise." group:"Addresses"`
+	HTTPListen   address `name:"http-listen" default:"127.0.0.1:8000" placeholder:"ADDR" help:"HTTP address of the OpenAI surface (default ${default}). Port 0: any free port." group:"Addresses"`
+	EventsListen string  `default:"tcp://127.0.0.1:5557" placeholder:"ENDPOINT" help:"Where rank 0 publishes KV events; rank r uses the port plus r (default ${default})." group:"Addresses"`
+	ReplayListen string  `default:"tcp://127.0.0.1:5657" placeholder:"ENDPOINT" help:"Where rank 0 answers replay requests; rank r uses the port plus r (default ${default})." group:"Addresses"`
+	NoReplay     bool    `help:"Offer no replay, as vLLM does unless it is told otherwise." group:"Addresses"`
 
 	Model         string   `default:"sim-model" placeholder:"NAME" help:"Name of the served model (default ${default})." group:"Engine"`
 	Lora          []string `placeholder:"NAME" help:"Names of adapters served beside the model." group:"Engine"`
@@ -38,7 +38,7 @@ type simOptions struct {
 
 func (o simOptions) engine() sim.Options {
 	return sim.Options{
-		Listen: o.HTTPListen, EventsListen: o.EventsListen, ReplayListen: o.ReplayListen, NoReplay: o.NoReplay,
+		Listen: string(o.HTTPListen), EventsListen: o.EventsListen, ReplayListen: o.ReplayListen, NoReplay: o.NoReplay,
 		Model: o.Model, LoRAs: o.Lora, BlockSize: o.BlockSize, Blocks: o.Blocks, MaxModelLen: o.MaxModelLen,
 		MaxConcurrent: o.MaxConcurrent, Ranks: o.Ranks,
 		PrefillPerToken: o.PrefillPerToken, DecodePerToken: o.DecodePerToken,
@@ -71,7 +71,9 @@ Example: crash it for three seconds
     curl -X POST http://127.0.0.1:8000/sim/crash -d '{"restart_after_ms": 3000}'
 
 More faults, each a POST: /sim/hang and /sim/resume, /sim/restart, /sim/drop_events, /sim/clear,
-/sim/unhealthy, /sim/sleep, /sim/break_streams.`
+/sim/unhealthy, /sim/sleep, /sim/break_streams.
+
+` + serviceExits
 }
 
 // Run serves until ctx ends.

@@ -8,6 +8,17 @@ import (
 
 type versionCmd struct{}
 
+// Help is the long form of the command's help.
+func (versionCmd) Help() string {
+	return `Version, commit, Go version and platform, on one line: what a report of a fault should begin with.
+
+Example:
+
+    warmroute version
+
+Exit codes: 0 printed.`
+}
+
 // Run prints one line: version, commit, Go version and platform.
 func (versionCmd) Run(std *stdio) error {
 	_, err := fmt.Fprintf(std.Out, "warmroute %s (%s, %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
