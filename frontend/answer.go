@@ -15,10 +15,12 @@ import (
 func (f *Frontend) watch(ctx context.Context, x *exchange, res *http.Response, pool string) *answerBody {
 	worker := x.chosen.node.Key()
 	events := strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream")
-	b := &answerBody{
+	var b *answerBody
+	b = &answerBody{
 		idle: f.o.IdleChunkTimeout,
 		first: func() {
 			f.metrics.ttfb.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
+			b.a.span.firstByte()
 			if x.lease.Prefilled(); events { // else the end follows at once
 				x.reserved.Prefilled()
 			}
@@ -29,6 +31,7 @@ func (f *Frontend) watch(ctx context.Context, x *exchange, res *http.Response, p
 				return
 			}
 			f.metrics.streamsAborted.WithLabelValues("worker").Inc()
+			b.a.span.fail(reason)
 			f.breakers.Report(worker, breaker.Failure)
 			f.workerFailed(x, reason, err)
 		},

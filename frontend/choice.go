@@ -315,7 +315,7 @@ func (f *Frontend) choose(ctx context.Context, x *exchange) error {
 			return nobody(s, x.tenant, x.pin)
 		}
 		w := f.wantOf(x, target.Pool)
-		p, err := f.place(ctx, &w, list, func(list []candidate, places []inflight.Place, pick func([]choose.Load) int) {
+		p, err := f.choosing(ctx, &w, list, len(x.tried), func(list []candidate, places []inflight.Place, pick func([]choose.Load) int) {
 			_, x.lease = f.inFlight.Take(places, pick, func(i int) choose.Load { return w.adds(&list[i]) })
 		})
 		if err != nil {

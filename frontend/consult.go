@@ -82,7 +82,7 @@ func (f *Frontend) inquire(ctx context.Context, k *knowledge, q inquiry) {
 		k.state = kvcache.Exact                     // nobody holds a block of a pool that does not exist
 		if q.tokens != nil && f.eventsOff(q.pool) { // the first prompt makes it
 			q.spec.BlockSize = k.blockSize
-			k.hashes = kvcache.HashTokens(q.spec, q.tokens)
+			k.hashes = f.hash(ctx, q.spec, q.tokens)
 		}
 		return
 	}
@@ -96,7 +96,7 @@ func (f *Frontend) inquire(ctx context.Context, k *knowledge, q inquiry) {
 	hashes := q.hashes
 	if q.tokens != nil {
 		q.spec.BlockSize = k.blockSize
-		hashes = kvcache.HashTokens(q.spec, q.tokens)
+		hashes = f.hash(ctx, q.spec, q.tokens)
 	}
 	k.hashes = hashes
 	scores, state, err := f.o.Index.Lookup(ctx, q.pool, hashes, q.options)

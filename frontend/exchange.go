@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/frontend/inflight"
@@ -246,7 +247,9 @@ func (f *Frontend) promptTokens(c *gin.Context, x *exchange, limit int) ([]uint3
 	if f.o.Token == "" {
 		authorization = c.GetHeader("Authorization")
 	}
-	tokens, err := f.tokenizer.tokens(c.Request.Context(), x.target, x.parsed.Tokenize, authorization)
+	ctx, s := begin(c.Request.Context(), f.o.Tracer, spanTokenize, trace.SpanKindInternal)
+	tokens, err := f.tokenizer.tokens(ctx, x.target, x.parsed.Tokenize, authorization)
+	s.tokenized(len(tokens), err)
 	if err == nil && len(tokens) > limit {
 		return nil, openai.TooLong(len(tokens), limit)
 	}

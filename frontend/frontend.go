@@ -77,7 +77,7 @@ func New(o Options) (*Frontend, error) {
 	}
 	f.tokenizer = &tokenizer{
 		client: f.transport, timeout: o.TokenizeTimeout, token: o.WorkerToken, limit: o.MaxPromptTokens,
-		count: func(result string) { f.metrics.tokenize.WithLabelValues(result).Inc() },
+		count: f.countTokenize,
 		cache: newTokenCache(o.TokenizeCacheBytes), paused: map[string]time.Time{},
 	}
 	f.inFlight = inflight.New(f.metrics.inFlight, func(id string) bool { return f.fleet.Snapshot().HasID(id) })

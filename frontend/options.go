@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/frontend/fleet"
@@ -178,6 +179,8 @@ type Options struct {
 	// aborted. Default 30 s.
 	DrainLimit time.Duration
 
+	// Tracer, if set, makes the spans of requests; [ObserveLookups] makes those of the index. Default: none, which costs nothing.
+	Tracer trace.Tracer
 	// Logger is the logger. Default: discard.
 	Logger *slog.Logger
 	// Registerer gets the metrics. Default: they are kept but not registered.

@@ -78,6 +78,7 @@ func (f *Frontend) proxy(e openai.Endpoint) gin.HandlerFunc {
 		defer f.underWay.give(1)
 		x := &exchange{tenant: f.o.Tenant, path: c.Request.URL.Path, response: http.NewResponseController(c.Writer), ours: c.Writer.Header()}
 		defer x.finish()
+		defer f.describe(c.Request.Context(), x)
 		err := f.prepare(c, x, e)
 		if x.state != "" {
 			c.Set(keyIndexState, string(x.state))
@@ -148,20 +149,28 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 			f.metrics.routeSeconds.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
 		}
 		worker := x.chosen.node.Key()
-		a := f.attempts.begin(req.Context(), worker, f.o.ResponseHeaderTimeout)
-		res, err := f.transport.RoundTrip(x.outgoing(a.ctx, req))
+		ctx, part := f.attempted(req.Context(), x)
+		a := f.attempts.begin(ctx, worker, f.o.ResponseHeaderTimeout)
+		a.span = part
+		out := x.outgoing(a.ctx, req)
+		inject(a.ctx, out.Header)
+		res, err := f.transport.RoundTrip(out)
 		if err == nil && res.StatusCode == http.StatusSwitchingProtocols { // nobody asked for it
 			_ = res.Body.Close()
 			err = errors.New("the worker switches protocols")
 		}
 		if err == nil {
 			f.breakers.Report(worker, outcomeOf(res.StatusCode))
+			part.answered(res.StatusCode)
 			a.stream(res, f.watch(req.Context(), x, res, pool))
 			x.body.drop()                                  // no further attempt can follow
 			x.body.bytes, x.parsed = nil, openai.Request{} // which shares memory with it
 			return res, nil
 		}
 		reason, retry := a.fault(err, f.o.ConnectTimeout)
+		if req.Context().Err() == nil {
+			part.fail(reason)
+		}
 		a.end()
 		x.giveBack()
 		if req.Context().Err() != nil {

@@ -185,7 +185,10 @@ func (q *question) blocks() ([]kvcache.BlockHash, bool) {
 // is an error; an index that is away is not.
 func (f *Frontend) know(c *gin.Context, q *question, o store.LookupOptions) (knowledge, error) {
 	k := knowledge{blockSize: f.o.BlockSize, state: kvcache.Bypassed}
-	defer func() { c.Set(keyIndexState, string(k.state)) }()
+	defer func() {
+		c.Set(keyIndexState, string(k.state))
+		f.learnt(c.Request.Context(), q, &k)
+	}()
 	hashes, given := q.blocks()
 	if q.tokens == nil && !given {
 		return k, refuse(http.StatusBadRequest, "invalid_request", "neither token ids nor block hashes are given")

@@ -62,7 +62,7 @@ func (f *Frontend) selectFor(c *gin.Context, reserves bool) (*selection, error) 
 		}
 	}
 	ctx := c.Request.Context()
-	p, err := f.place(ctx, &r.want, r.list, nil)
+	p, err := f.choosing(ctx, &r.want, r.list, 0, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ type tokenizer struct {
 	token   string // for the workers, in place of the client's
 	limit   int    // longest prompt, in tokens
 	cache   *tokenCache
-	count   func(result string)
+	count   func(ctx context.Context, result string)
 	calls   singleflight.Group
 
 	mu     sync.Mutex
@@ -62,12 +62,12 @@ func (t *tokenizer) tokens(ctx context.Context, target fleet.Target, body []byte
 	_, _ = h.Write(body)
 	key := h.Sum128()
 	if tokens, ok := t.cache.get(key); ok {
-		t.count(tokenizeCached)
+		t.count(ctx, tokenizeCached)
 		return tokens, nil
 	}
 	node := t.pick(target.Nodes)
 	if node == nil {
-		t.count(tokenizePaused)
+		t.count(ctx, tokenizePaused)
 		return nil, errNoTokens
 	}
 	// The call belongs to everybody who waits for it: a client that leaves does not end it.
@@ -95,20 +95,20 @@ func (t *tokenizer) tokens(ctx context.Context, target fleet.Target, body []byte
 	case r := <-done:
 		switch {
 		case errors.Is(r.Err, context.DeadlineExceeded):
-			t.count(tokenizeTimeout)
+			t.count(ctx, tokenizeTimeout)
 		case r.Err != nil:
-			t.count(tokenizeFailed)
+			t.count(ctx, tokenizeFailed)
 		case asks: // the call was this request's own
-			t.count(tokenizeAsked)
+			t.count(ctx, tokenizeAsked)
 		default:
-			t.count(tokenizeShared)
+			t.count(ctx, tokenizeShared)
 		}
 		if r.Err != nil {
 			return nil, r.Err
 		}
 		return r.Val.([]uint32), nil
 	case <-timer.C:
-		t.count(tokenizeTimeout)
+		t.count(ctx, tokenizeTimeout)
 		return nil, fmt.Errorf("%w: timeout", errNoTokens)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
@@ -163,6 +163,7 @@ func (t *tokenizer) ask(ctx context.Context, node *fleet.Node, body []byte, auth
 	if authorization != "" {
 		req.Header.Set("Authorization", authorization)
 	}
+	inject(ctx, req.Header)
 	res, err := t.client.RoundTrip(req)
 	if err != nil {
 		return nil, pauseAfterFailure, fmt.Errorf("%w: %w", errNoTokens, err)

@@ -39,6 +39,7 @@ type attempt struct {
 	leave  func()      // [attempts.enter]
 	timer  *time.Timer // cancels with errHeaderTimeout, later with errIdleTimeout
 	late   atomic.Pointer[error]
+	span   span
 
 	connected atomic.Int64 // when, in Unix nanoseconds; 0 means never
 	reused    atomic.Bool
@@ -132,6 +133,7 @@ func (a *attempt) end() {
 	a.leave()
 	a.timer.Stop()
 	a.cancel(nil)
+	a.span.end()
 }
 
 // answerBody is the body of a worker's answer. It ends the attempt when it stands still.
