@@ -91,6 +91,7 @@ func (ix *Indexer) Run(ctx context.Context) error {
 	background.Go(func() { ix.rediscover(ctx) })
 	background.Go(func() { ix.sweep(ctx) })
 	background.Go(func() { ix.watch(ctx) })
+	background.Go(func() { ix.checkUp(ctx) })
 	background.Go(func() { ix.checkHealth(ctx) })
 	served := make(chan error, 1)
 	background.Go(func() { served <- ix.server.Serve(ix.listener) })
@@ -236,6 +237,9 @@ func (ix *Indexer) discover(ctx context.Context) error {
 	}
 	var errs []error
 	followed := ix.byPool()
+	for pool, streams := range followed {
+		errs = append(errs, ix.announce(ctx, pool, streams))
+	}
 	for _, pool := range pools {
 		applied := watermarks(followed[poolID(pool.Tenant, pool.Model)])
 		streams, err := ix.opts.Store.Streams(ctx, pool)
@@ -255,6 +259,25 @@ func (ix *Indexer) discover(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// announce puts a pool back whose name or configuration Redis has lost while its streams are there.
+func (ix *Indexer) announce(ctx context.Context, pool kvcache.PoolID, streams []*stream) error {
+	if ok, err := ix.opts.Store.Announced(ctx, pool); ok || err != nil {
+		return err
+	}
+	for _, s := range streams {
+		reg, registered := s.reg, false
+		s.update(func(v *Status) { registered, reg.BlockSize = v.Registered, v.BlockSize })
+		if !registered || reg.BlockSize == 0 {
+			continue // it registers yet
+		}
+		if _, _, err := ix.opts.Store.Follow(ctx, s.id, reg); err != nil && !errors.Is(err, store.ErrRemoved) {
+			return err
+		}
+		s.nudge()
+	}
+	return nil
 }
 
 // sweepStep is how many blocks of ended generations one step clears in each shard: 0.3 ms of Redis (warmroute bench sweep).

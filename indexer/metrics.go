@@ -31,6 +31,10 @@ const (
 	resetClaim       = "claim"       // a number that it was said to have reached was false
 	resetOlder       = "older"       // Redis went back to an older generation
 
+	checkSound    = "sound"    // nothing found
+	checkRepaired = "repaired" // damage
+	checkFailed   = "failed"
+
 	replayJoin    = "join"    // after connecting
 	replayGap     = "gap"     // to close a gap
 	replayRestart = "restart" // from the first message of a restarted engine
@@ -47,6 +51,7 @@ type metrics struct {
 	lag     prometheus.Histogram
 
 	settings prometheus.Gauge
+	checks   *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -77,6 +82,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m.settings = f.NewGauge(prometheus.GaugeOpts{
 		Name: "warmroute_index_setting_problems", Help: "Settings of Redis that would harm the index, such as an eviction policy.",
 	})
+	m.checks = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "warmroute_index_checks_total", Help: "Checks of a whole pool, by what came of it (sound, repaired, failed).",
+	}, []string{"result"})
 	// The series that alerts look at exist from the start.
 	for _, r := range []string{gapLive, gapStore} {
 		m.gaps.WithLabelValues(r)
@@ -86,6 +94,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	for _, r := range []string{replayJoin, replayGap, replayRestart, replayFailed} {
 		m.replays.WithLabelValues(r)
+	}
+	for _, r := range []string{checkSound, checkRepaired, checkFailed} {
+		m.checks.WithLabelValues(r)
 	}
 	for _, k := range []wire.Kind{wire.Stored, wire.Removed, wire.Cleared} {
 		m.events.WithLabelValues(k.String(), resultApplied)

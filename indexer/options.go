@@ -103,6 +103,9 @@ type Options struct {
 	LeaseGrace time.Duration
 	// LeaseForget is after how long without life a worker that is not in Workers is unregistered. Default 1 h.
 	LeaseForget time.Duration
+	// CheckInterval is the time between two checks of everything that the index has of a pool, with repair, by one of the
+	// indexers. Default 1 h; negative: none.
+	CheckInterval time.Duration
 
 	// Logger gets transitions and operator errors. Default: none.
 	Logger *slog.Logger
@@ -144,6 +147,9 @@ func (o Options) withDefaults() (Options, error) {
 	setDefault(&o.LeaseInterval, 10*time.Second)
 	setDefault(&o.LeaseGrace, 30*time.Second)
 	setDefault(&o.LeaseForget, time.Hour)
+	if o.CheckInterval == 0 {
+		o.CheckInterval = time.Hour
+	}
 	setDefault(&o.WatchInterval, 500*time.Millisecond)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

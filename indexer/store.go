@@ -2,6 +2,7 @@ package indexer
 
 import (
 	"context"
+	"time"
 
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
@@ -34,9 +35,12 @@ type registry interface {
 type poolStore interface {
 	Pools(ctx context.Context) ([]kvcache.PoolID, error)
 	PoolConfig(ctx context.Context, pool kvcache.PoolID) (c store.PoolConfig, ok bool, err error)
+	Announced(ctx context.Context, pool kvcache.PoolID) (bool, error)
 	Streams(ctx context.Context, pool kvcache.PoolID) ([]store.Stream, error)
 	Sweep(ctx context.Context, pool kvcache.PoolID, limit int) (swept int, more bool, err error)
 	Versions(ctx context.Context, pool kvcache.PoolID) ([]int64, error)
+	CheckTurn(ctx context.Context, pool kvcache.PoolID, interval time.Duration) (bool, error)
+	Check(ctx context.Context, pool kvcache.PoolID, repair bool) (store.Report, error)
 	Settings(ctx context.Context) (problems []string, err error)
 	Dump(ctx context.Context, pool kvcache.PoolID, f func(kvcache.RouterEvent) error) error
 }

@@ -267,7 +267,7 @@ func leaseCycle(ctx context.Context, s *store.Store) error {
 // fill puts one stream with one block into the index.
 func fill(t *testing.T, a *admin) {
 	t.Helper()
-	s := openStore(t, as(indexerUser, a.URL))
+	s := openStore(t, a.URL)
 	st, _, err := s.Register(t.Context(), store.StreamID{Pool: aclPool, WorkerRank: kvcache.WorkerRank{Worker: "w"}}, store.Registration{BlockSize: 4})
 	if err != nil {
 		t.Fatal(err)
@@ -299,23 +299,52 @@ func damage(a *admin) {
 	a.do("ZADD", other+":blocks:w/1:device", "5", "0000000000000003")
 	a.do("HSET", other+":holders", "0000000000000003", "\x10")
 	a.do("SET", other+":version", "6")
+	a.do("SREM", "wr:1:pools", aclPool.String())
+	a.do("SADD", "wr:1:pools", "nonsense")
 }
 
 func checkCycle(ctx context.Context, s *store.Store) error {
-	pools, err := s.Pools(ctx)
+	r, err := s.Check(ctx, aclPool, true)
+	if err != nil || r.Found < 11 || r.Repaired != r.Found {
+		return fmt.Errorf("check: %+v %w", r, err)
+	}
+	if r, err = s.Check(ctx, aclPool, false); err != nil || r.Found > 0 {
+		return fmt.Errorf("check after the repair: %+v %w", r, err)
+	}
+	if pools, err := s.Pools(ctx); err != nil || len(pools) != 1 {
+		return fmt.Errorf("pools: %v %w", pools, err)
+	}
+	return nil
+}
+
+// checkingIndexerCycle is an indexer's that repairs what it finds before anything else.
+func checkingIndexerCycle(ctx context.Context, s *store.Store) error {
+	if mine, err := s.CheckTurn(ctx, aclPool, time.Hour); err != nil || !mine {
+		return fmt.Errorf("turn to check: %v %w", mine, err)
+	}
+	if err := checkCycle(ctx, s); err != nil {
+		return err
+	}
+	streams, err := s.Streams(ctx, aclPool)
 	if err != nil {
 		return err
 	}
-	for _, p := range pools {
-		r, err := s.Check(ctx, p, true)
-		if err != nil || r.Found < 9 || r.Repaired != r.Found {
-			return fmt.Errorf("check: %+v %w", r, err)
-		}
-		if r, err = s.Check(ctx, p, false); err != nil || r.Found > 0 {
-			return fmt.Errorf("check after the repair: %+v %w", r, err)
+	for _, st := range streams {
+		if _, err := s.Remove(ctx, st); err != nil {
+			return err
 		}
 	}
-	return nil
+	st, _, err := s.Register(ctx, store.StreamID{Pool: aclPool, WorkerRank: kvcache.WorkerRank{Worker: "new"}}, store.Registration{BlockSize: 4})
+	if err == nil {
+		_, err = s.Remove(ctx, st)
+	}
+	if err != nil {
+		return err
+	}
+	if ok, err := s.Announced(ctx, aclPool); err != nil || !ok {
+		return fmt.Errorf("announced: %v %w", ok, err)
+	}
+	return indexerCycle(ctx, s)
 }
 
 // Each grant of the page is needed: without it something fails, with an error that says why, and Redis's log
@@ -329,7 +358,7 @@ func TestEachGrantIsNeededAndItsLackIsClear(t *testing.T) {
 		cycle   func(context.Context, *store.Store) error
 		spare   []string // used where allowed, and not missed
 	}{
-		{indexerUser, func() {}, indexerCycle, []string{"info"}},
+		{indexerUser, func() { fill(t, a); damage(a) }, checkingIndexerCycle, []string{"info"}},
 		{frontendUser, func() { fill(t, a) }, frontendCycle, nil},
 		{checkUser, func() { fill(t, a); damage(a) }, checkCycle, nil},
 	} {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/warmroute/warmroute/kvcache"
@@ -37,8 +38,13 @@ func (r *Report) problem(repaired bool, format string, args ...any) {
 // first, non-atomic reading shows is looked at again atomically, so that traffic is not taken for damage; no call keeps
 // Redis busy for long. With repair, the sorted sets are believed: holders is made from them where it differs, the slot
 // map from the streams; what belongs to nobody goes; a stream that has lost what cannot be derived begins a new
-// generation, which the indexer fills again. Memory is proportional to the shard.
+// generation, which the indexer fills again. Memory is that for [checkPart] blocks at most: a larger shard is read several times.
 func (s *Store) Check(ctx context.Context, id kvcache.PoolID, repair bool) (Report, error) {
+	return s.checkBy(ctx, id, repair, checkPart)
+}
+
+// checkBy compares about most blocks at a time.
+func (s *Store) checkBy(ctx context.Context, id kvcache.PoolID, repair bool, most int64) (Report, error) {
 	var r Report
 	bounded, cancel := s.bound(ctx)
 	k, err := s.pool(id).load(bounded, s.write)
@@ -50,13 +56,16 @@ func (s *Store) Check(ctx context.Context, id kvcache.PoolID, repair bool) (Repo
 		return r, fmt.Errorf("check: no pool %s: %w", id, ErrInvalid)
 	}
 	p := s.pool(id)
-	c := &check{s: s, p: p, repair: repair, r: &r}
+	c := &check{s: s, p: p, repair: repair, most: most, r: &r}
 	placed, err := s.write.HGetAll(ctx, placementKey(p.id)).Result() // before the streams: a worker is placed first
 	if err == nil {
 		c.keys, err = c.scan(ctx)
 	}
 	if err != nil {
 		return r, classify(ctx, fmt.Errorf("check pool %s: %w", id, err))
+	}
+	if err := c.listed(ctx); err != nil {
+		return r, classify(ctx, fmt.Errorf("check list of pools: %w", err))
 	}
 	for n, sh := range k.shards {
 		if err := c.shard(ctx, n, sh); err != nil {
@@ -69,11 +78,23 @@ func (s *Store) Check(ctx context.Context, id kvcache.PoolID, repair bool) (Repo
 	return r, nil
 }
 
+// CheckTurn says whether it is time to check a pool that is to be checked once in an interval, by the first of all callers that asks.
+func (s *Store) CheckTurn(ctx context.Context, id kvcache.PoolID, interval time.Duration) (bool, error) {
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	err := s.write.SetArgs(bounded, checkedKey(s.pool(id).id), "1", redis.SetArgs{Mode: "NX", TTL: max(interval, time.Millisecond)}).Err()
+	if err == redis.Nil {
+		return false, nil
+	}
+	return err == nil, classify(ctx, err)
+}
+
 // check is one run over a pool.
 type check struct {
 	s      *Store
 	p      *pool
 	repair bool
+	most   int64 // blocks to compare at a time
 	r      *Report
 	keys   map[string]string // every key of the pool's shards as the run began -> its type
 
@@ -138,8 +159,10 @@ type shardCheck struct {
 	owners  map[kvcache.WorkerRank]ownedKeys // worker ranks with any key
 	broken  map[string]bool                  // keys of the wrong type, which nothing may touch
 	restart map[kvcache.WorkerRank]bool      // streams that have lost blocks or their watermark
-	missing map[kvcache.BlockHash]string     // nibble strings as the sorted sets say, until holders has them
-	suspect map[bit]map[string]bool          // blocks whose bit seems to be wrong
+	part    uint64                           // that is compared now, of parts
+	parts   uint64
+	missing map[kvcache.BlockHash]string // nibble strings as the sorted sets say, until holders has them
+	suspect map[bit]map[string]bool      // blocks whose bit seems to be wrong
 }
 
 type ownedKeys struct {
@@ -314,8 +337,9 @@ func (x *shardCheck) mend(ctx context.Context) error {
 
 // restarts ends the generation of streams that have lost something: what is missing comes back by replay.
 func (x *shardCheck) restarts(ctx context.Context) error {
-	for w := range x.restart {
-		if !x.repair {
+	defer clear(x.restart)
+	for w, lost := range x.restart {
+		if !x.repair || !lost {
 			continue
 		}
 		h, err := x.s.write.HGetAll(ctx, x.shard.keys.stream(w)).Result()

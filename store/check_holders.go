@@ -21,8 +21,40 @@ type bit struct {
 // verifyStep is how many blocks one atomic comparison takes.
 const verifyStep = 500
 
+// checkPart is about how many blocks of a shard are compared at a time; each takes some 100 bytes of memory.
+const checkPart = 1 << 20
+
+// size is about how many different blocks the shard has.
+func (x *shardCheck) size(ctx context.Context, sets map[bit]string) (blocks int64, err error) {
+	blocks, err = x.s.write.HLen(ctx, x.shard.keys.holders()).Result()
+	if err != nil {
+		return 0, err
+	}
+	pipe := x.s.write.Pipeline()
+	var counts []*redis.IntCmd
+	for _, key := range sets {
+		if !x.broken[key] {
+			counts = append(counts, pipe.ZCard(ctx, key))
+		}
+	}
+	if len(counts) == 0 {
+		return blocks, nil
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return 0, err
+	}
+	var most, sum int64
+	for _, c := range counts {
+		most, sum = max(most, c.Val()), sum+c.Val()
+	}
+	if blocks < most { // holders was lost
+		blocks = sum
+	}
+	return blocks, nil
+}
+
 // bits lists the places that have a sorted set, with its key, at one version.
-func (x *shardCheck) bits(ctx context.Context) (sets map[bit]string, live map[int]bool, version string, err error) {
+func (x *shardCheck) bits(ctx context.Context) (sets map[bit]string, live map[int]kvcache.WorkerRank, version string, err error) {
 	m, err := readSlots(ctx, x.s.write, x.shard.keys)
 	if errors.Is(err, ErrCorrupt) && !x.repair {
 		return nil, nil, "", nil // reported already
@@ -33,7 +65,7 @@ func (x *shardCheck) bits(ctx context.Context) (sets map[bit]string, live map[in
 	if err != nil {
 		return nil, nil, "", err
 	}
-	sets, live = map[bit]string{}, map[int]bool{}
+	sets, live = map[bit]string{}, map[int]kvcache.WorkerRank{}
 	for _, name := range idle {
 		if slot, err := strconv.Atoi(name); err == nil {
 			for t := range kvcache.Tier(kvcache.NumTiers) {
@@ -43,7 +75,7 @@ func (x *shardCheck) bits(ctx context.Context) (sets map[bit]string, live map[in
 	}
 	for slot, w := range m.owners {
 		if w.Worker != "" {
-			live[slot] = true
+			live[slot] = w
 			for t := range kvcache.Tier(kvcache.NumTiers) {
 				sets[bit{slot, t}] = x.shard.keys.blocks(w, t)
 			}
@@ -54,13 +86,31 @@ func (x *shardCheck) bits(ctx context.Context) (sets map[bit]string, live map[in
 
 // holders compares holders with the sorted sets, first as far as one reading after the other can tell, then atomically.
 func (x *shardCheck) holders(ctx context.Context) error {
-	sets, live, version, err := x.bits(ctx)
-	if err != nil || sets == nil {
-		return err
+	for x.part, x.parts = 0, 1; x.part < x.parts; x.part++ {
+		sets, live, version, err := x.bits(ctx)
+		if err != nil || sets == nil {
+			return err
+		}
+		if x.part == 0 {
+			blocks, err := x.size(ctx, sets)
+			if err != nil {
+				return err
+			}
+			x.parts += uint64(blocks / x.most)
+		}
+		if err := x.comparePart(ctx, sets, live, version); err != nil {
+			return err
+		}
 	}
+	return x.restarts(ctx)
+}
+
+// comparePart compares the blocks of one part.
+func (x *shardCheck) comparePart(ctx context.Context, sets map[bit]string, live map[int]kvcache.WorkerRank, version string) error {
 	x.missing, x.suspect = map[kvcache.BlockHash]string{}, map[bit]map[string]bool{}
 	for at, key := range sets {
-		if err := x.readSet(ctx, at, key, live[at.slot]); err != nil {
+		_, alive := live[at.slot]
+		if err := x.readSet(ctx, at, key, alive); err != nil {
 			return err
 		}
 	}
@@ -86,12 +136,32 @@ func (x *shardCheck) holders(ctx context.Context) error {
 			for _, b := range found {
 				wrong[b] = true
 			}
+			if len(found) >= lostSet {
+				if err := x.lost(ctx, at, live); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	for _, b := range sortedKeys(wrong) {
 		x.r.problem(x.repair, "holders of block %q differ from the sorted sets", b)
 	}
 	return nil
+}
+
+// lostSet is how many bits without a member of their sorted set say, where there is no such set, that it was lost: a few may be damage
+// to holders.
+const lostSet = 10
+
+// lost has a stream begin anew that has lost a whole sorted set: its engine holds the blocks still, and they come back by replay.
+func (x *shardCheck) lost(ctx context.Context, at bit, live map[int]kvcache.WorkerRank) error {
+	w, ok := live[at.slot]
+	if !ok || at.tier == kvcache.Predicted || x.restart[w] {
+		return nil
+	}
+	n, err := x.s.write.Exists(ctx, x.shard.keys.blocks(w, at.tier)).Result()
+	x.restart[w] = n == 0
+	return err
 }
 
 // readSet adds the members of a sorted set to what holders should be.
@@ -101,6 +171,9 @@ func (x *shardCheck) readSet(ctx context.Context, at bit, key string, live bool)
 	}
 	return x.s.eachMember(ctx, key, func(member string, score float64) error {
 		b, ok := canonical(member)
+		if !x.mine(b, ok) {
+			return nil
+		}
 		fits := at.tier == kvcache.Predicted || score >= 0 && score < 1<<53 && score == math.Trunc(score)
 		if !ok || !fits {
 			if x.repair {
@@ -124,6 +197,14 @@ func (x *shardCheck) readSet(ctx context.Context, at bit, key string, live bool)
 	})
 }
 
+// mine says whether a block is of the present part; what is no block is of the first.
+func (x *shardCheck) mine(b kvcache.BlockHash, ok bool) bool {
+	if !ok {
+		return x.part == 0
+	}
+	return uint64(b)%x.parts == x.part
+}
+
 // canonical is a block hash in the form that the index writes.
 func canonical(text string) (kvcache.BlockHash, bool) {
 	b, err := kvcache.ParseBlockHash(text)
@@ -139,13 +220,14 @@ func (x *shardCheck) readHolders(ctx context.Context) error {
 		if !iter.Next(ctx) {
 			break
 		}
-		if seen[field] {
+		b, ok := canonical(field)
+		if !x.mine(b, ok) || seen[field] {
 			continue
 		}
 		seen[field] = true
 		x.r.Holders++
 		want := ""
-		if b, ok := canonical(field); ok {
+		if ok {
 			want = x.missing[b]
 			delete(x.missing, b)
 		}

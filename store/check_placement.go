@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -103,6 +104,43 @@ func (c *check) placement(ctx context.Context, k *knownPool, placed map[string]s
 		}
 		c.r.problem(c.repair, "worker %q is placed on shard %q and has no stream", w, placed[w])
 	}
+	return nil
+}
+
+// listed looks whether the pool is in the list of pools, and whether that has names which nobody can have registered.
+func (c *check) listed(ctx context.Context) error {
+	names, err := c.s.write.SMembers(ctx, keyPools).Result()
+	if err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+		return err
+	}
+	if err != nil {
+		if c.repair {
+			if err := c.s.write.Unlink(ctx, keyPools).Err(); err != nil {
+				return err
+			}
+		}
+		c.r.problem(c.repair, "key %s is no set", keyPools)
+	}
+	for _, name := range names {
+		if _, err := kvcache.ParsePoolID(name); err == nil {
+			continue
+		}
+		if c.repair {
+			if err := c.s.write.SRem(ctx, keyPools, name).Err(); err != nil {
+				return err
+			}
+		}
+		c.r.problem(c.repair, "the list of pools has %q, which is none", name)
+	}
+	if slices.Contains(names, c.p.id.String()) {
+		return nil
+	}
+	if c.repair {
+		if err := c.s.write.SAdd(ctx, keyPools, c.p.id.String()).Err(); err != nil {
+			return err
+		}
+	}
+	c.r.problem(c.repair, "the pool is missing from the list of pools")
 	return nil
 }
 

@@ -3,6 +3,9 @@ package store_test
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -104,6 +107,7 @@ func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
 		{"member that is no block hash", zadd(blocksA, 5, "nonsense"), `"nonsense" with score 5`, 1, nil},
 		{"member in capitals", zadd(blocksA, 5, "00000000000000FF"), `"00000000000000FF"`, 1, nil},
 		{"score that is no engine hash", zadd(blocksA, 0.5, "00000000000000ff"), "with score 0.5", 0, nil},
+		{"blocks lost", func(damaged) error { return raw.Del(ctx, blocksA).Err() }, "holders of block", 100, []string{"a/0"}},
 		{"garbage in retired blocks", func(x damaged) error {
 			return raw.ZAdd(ctx, retiredOf(t, raw), redis.Z{Score: 1, Member: "x"}).Err()
 		}, "which is no block", 1, nil},
@@ -165,6 +169,11 @@ func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
 		{"copies of the wrong type", wrongType(shardTag + "copies:a/0:device"), "is a list instead of a hash", 1, nil},
 		{"retired blocks of the wrong type", func(damaged) error { return wrongType(retiredOf(t, raw))(damaged{}) }, "is a list instead of a zset", 0, nil},
 
+		{"pool that is not listed", func(damaged) error { return raw.SRem(ctx, "wr:1:pools", testPool.String()).Err() }, "the pool is missing from the list of pools", 1, nil},
+		{"list of pools lost", func(damaged) error { return raw.Del(ctx, "wr:1:pools").Err() }, "the pool is missing from the list of pools", 1, nil},
+		{"list of pools of the wrong type", wrongType("wr:1:pools"), "key wr:1:pools is no set", 2, nil},
+		{"name in the list of pools that is none", func(damaged) error { return raw.SAdd(ctx, "wr:1:pools", "nonsense").Err() }, `the list of pools has "nonsense", which is none`, 1, nil},
+
 		{"place of nobody", hset(poolTag+"workers", "ghost", "0"), `worker "ghost" is placed on shard "0" and has no stream`, 1, nil},
 		{"place lost", hdel(poolTag+"workers", "a"), "worker a is not placed on shard 0", 1, nil},
 		{"place on a shard that is not", hset(poolTag+"workers", "a", "7"), "worker a is not placed on shard 0", 1, nil},
@@ -180,7 +189,14 @@ func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
 			if err != nil || r.Repaired != 0 || r.Found == 0 || damage.found > 0 && r.Found != damage.found || !strings.Contains(strings.Join(r.Problems, "\n"), damage.says) {
 				t.Fatalf("check: %+v, %v", r, err)
 			}
-			if r, err = s.Check(ctx, testPool, true); err != nil || r.Found == 0 || r.Repaired != r.Found {
+			parts, err := s.CheckInParts(ctx, testPool, false, 7)
+			if slices.Sort(r.Problems); err != nil || parts.Found <= 100 && !slices.Equal(slices.Sorted(slices.Values(parts.Problems)), r.Problems) {
+				t.Fatalf("check in parts: %+v, %v, in one: %+v", parts, err, r)
+			}
+			if parts.Problems, r.Problems = nil, nil; !reflect.DeepEqual(parts, r) {
+				t.Fatalf("check in parts: %+v, in one: %+v", parts, r)
+			}
+			if r, err = s.CheckInParts(ctx, testPool, true, 1+rand.Int64N(200)); err != nil || r.Found == 0 || r.Repaired != r.Found {
 				t.Fatalf("repair: %+v, %v", r, err)
 			}
 			clean(t, s)

@@ -17,6 +17,7 @@ const (
 func poolTag(p kvcache.PoolID) string      { return keyPrefix + "{" + escape(p.String()) + "}" }
 func configKey(p kvcache.PoolID) string    { return poolTag(p) + ":config" }
 func placementKey(p kvcache.PoolID) string { return poolTag(p) + ":workers" }
+func checkedKey(p kvcache.PoolID) string   { return poolTag(p) + ":checked" }
 func loadKey(p kvcache.PoolID) string      { return poolTag(p) + ":load" }
 func leasesKey(p kvcache.PoolID) string    { return poolTag(p) + ":leases" }
 func deadlinesKey(p kvcache.PoolID) string { return poolTag(p) + ":deadlines" }

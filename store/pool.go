@@ -172,7 +172,8 @@ func (p *pool) sure() *knownPool {
 // one goes on to count.
 func (p *pool) doubt() { p.doubted.Store(true) }
 
-// Pools lists the pools that anybody ever registered a worker in.
+// Pools lists the pools that anybody ever registered a worker in. A name that nobody can have registered is left out: [Store.Check]
+// reports it.
 func (s *Store) Pools(ctx context.Context) ([]kvcache.PoolID, error) {
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
@@ -182,13 +183,27 @@ func (s *Store) Pools(ctx context.Context) ([]kvcache.PoolID, error) {
 	}
 	var out []kvcache.PoolID
 	for _, n := range names {
-		id, err := kvcache.ParsePoolID(n)
-		if err != nil {
-			return nil, fmt.Errorf("list pools: %w: %w", err, ErrCorrupt)
+		if id, err := kvcache.ParsePoolID(n); err == nil {
+			out = append(out, id)
 		}
-		out = append(out, id)
 	}
 	return out, nil
+}
+
+// Announced says whether those who start now would find a pool: whether it is listed and has its configuration. Both are small keys
+// that no stream's are lost with, and who knows the pool does not miss them. Registering any of its workers brings them back.
+func (s *Store) Announced(ctx context.Context, id kvcache.PoolID) (bool, error) {
+	listed, err := s.Pools(ctx)
+	if err != nil || !slices.Contains(listed, s.pool(id).id) {
+		return false, err
+	}
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	v, err := s.write.HMGet(bounded, configKey(s.pool(id).id), "block_size", "shards").Result()
+	if err != nil {
+		return false, classify(ctx, fmt.Errorf("read pool configuration: %w", err))
+	}
+	return !slices.Contains(v, nil), nil
 }
 
 // PoolConfig is a pool's configuration; ok is false for a pool that does not exist. It is on the way of a

@@ -220,6 +220,7 @@ func (s *Store) Streams(ctx context.Context, id kvcache.PoolID) ([]Stream, error
 	return out, errors.Join(errs...)
 }
 
+// shardStreams lists those of a shard. One that cannot be read is an error beside the others.
 func (s *Store) shardStreams(ctx context.Context, id kvcache.PoolID, k *knownPool, n int) ([]Stream, error) {
 	keys := k.shards[n].keys
 	slots, err := s.write.HGetAll(ctx, keys.slots()).Result()
@@ -229,29 +230,40 @@ func (s *Store) shardStreams(ctx context.Context, id kvcache.PoolID, k *knownPoo
 	pipe := s.write.Pipeline()
 	var ids []StreamID
 	var hashes []*redis.MapStringStringCmd
+	var errs []error
 	for _, owner := range slots {
 		w, err := kvcache.ParseWorkerRank(owner)
 		if err != nil {
-			return nil, fmt.Errorf("slot map: %w: %w", err, ErrCorrupt)
+			errs = append(errs, fmt.Errorf("slot map: %w: %w", err, ErrCorrupt))
+			continue
 		}
 		ids = append(ids, StreamID{Pool: id, WorkerRank: w})
 		hashes = append(hashes, pipe.HGetAll(ctx, keys.stream(w)))
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
+	if _, err := pipe.Exec(ctx); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") {
 		return nil, err
 	}
 	var out []Stream
 	for i, h := range hashes {
-		if len(h.Val()) == 0 || h.Val()["removed_ms"] != "" {
-			continue // ended in between
-		}
 		st := Stream{StreamID: ids[i], Shard: n}
-		if err := st.readHash(h.Val(), k.BlockSize); err != nil {
-			return nil, err
+		err := h.Err()
+		switch {
+		case redis.HasErrorPrefix(err, "WRONGTYPE"):
+			err = fmt.Errorf("%w: %w", err, ErrCorrupt)
+		case err != nil:
+			return nil, err // the first error was another one's
+		case len(h.Val()) == 0 || h.Val()["removed_ms"] != "":
+			continue // ended in between
+		default:
+			err = st.readHash(h.Val(), k.BlockSize)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("stream %s: %w", ids[i].WorkerRank, err))
+			continue
 		}
 		out = append(out, st)
 	}
-	return out, nil
+	return out, errors.Join(errs...)
 }
 
 // Touch renews a stream's lease. Stale means that the generation is over, or the stream gone.

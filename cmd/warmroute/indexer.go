@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -25,6 +26,7 @@ type indexerOptions struct {
 	Orphans        int           `default:"8192" placeholder:"N" help:"Blocks per stream that wait for an unknown parent (default ${default})." group:"Streams"`
 	OrphanAge      time.Duration `default:"10m" placeholder:"TIME" help:"How long they wait for it (default ${default})." group:"Streams"`
 	SweepInterval  time.Duration `default:"1s" placeholder:"TIME" help:"Time between two sweeps of blocks that nobody holds any more (default ${default})." group:"Streams"`
+	CheckInterval  time.Duration `default:"1h" placeholder:"TIME" help:"Time between two checks, with repair, of everything that the index has, by one of the indexers; 0 = none (default ${default})." group:"Streams"`
 	LeaseInterval  time.Duration `default:"10s" placeholder:"TIME" help:"Time between two looks for signs of life of each worker (default ${default})." group:"Streams"`
 	LeaseGrace     time.Duration `default:"30s" placeholder:"TIME" help:"How long nobody may have seen a worker alive before its blocks leave the index; they come back with it (default ${default})." group:"Streams"`
 	LeaseForget    time.Duration `default:"1h" placeholder:"TIME" help:"After how long without life a worker that registered is forgotten and has to register again (default ${default})." group:"Streams"`
@@ -37,7 +39,7 @@ func (o indexerOptions) options(workers workerList) indexer.Options {
 		BatchOps: o.BatchOps, BatchAge: o.BatchAge, BufferMessages: o.BufferMessages, BufferBytes: int(o.BufferBytes),
 		ReplayBytes: int(o.ReplayBytes), Replays: o.Replays, Remember: o.Remember, Orphans: o.Orphans, OrphanAge: o.OrphanAge,
 		SweepInterval: o.SweepInterval, LeaseInterval: o.LeaseInterval,
-		LeaseGrace: o.LeaseGrace, LeaseForget: o.LeaseForget,
+		LeaseGrace: o.LeaseGrace, LeaseForget: o.LeaseForget, CheckInterval: cmp.Or(o.CheckInterval, -1),
 	}
 	for _, w := range workers {
 		i.Workers = append(i.Workers, indexer.Worker{
