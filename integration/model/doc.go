@@ -4,7 +4,6 @@
 // Everything real: publishers on libzmq, indexers with their own connections, a redis-server that loses data. While it runs, no
 // lookup may go back to blocks of an engine process that is over; whenever the world has come to rest, the index equals the
 // model, every lookup equals the one that the model gives, and the store's own check finds nothing.
-// Known: about one history in ten still ends with blocks too few or one too many, so that a plain run plays two and not five.
 //
 //	go test ./integration/model -model.seeds 200 -model.steps 10000 -timeout 5h
 package model

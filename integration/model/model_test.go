@@ -17,7 +17,7 @@ import (
 )
 
 var (
-	seeds = flag.Int("model.seeds", 2, "how many random histories to play")
+	seeds = flag.Int("model.seeds", 5, "how many random histories to play")
 	first = flag.Uint64("model.first", 0, "the first one's seed")
 	steps = flag.Int("model.steps", 10_000, "steps of each")
 )
