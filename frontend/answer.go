@@ -11,16 +11,15 @@ import (
 	"github.com/warmroute/warmroute/frontend/feedback"
 )
 
-// watch is what is to be done with a worker's answer on its way to the client. It must not keep the exchange's body.
-func (f *Frontend) watch(ctx context.Context, x *exchange, res *http.Response, pool string) *answerBody {
+// watch is what is to be done with a worker's answer on its way to the client; part is the attempt's span. It must not keep the exchange's body.
+func (f *Frontend) watch(ctx context.Context, x *exchange, res *http.Response, pool string, part span) *answerBody {
 	worker := x.chosen.node.Key()
 	events := strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream")
-	var b *answerBody
-	b = &answerBody{
+	b := &answerBody{
 		idle: f.o.IdleChunkTimeout,
 		first: func() {
 			f.metrics.ttfb.WithLabelValues(pool).Observe(time.Since(x.start).Seconds())
-			b.a.span.firstByte()
+			part.firstByte()
 			if x.lease.Prefilled(); events { // else the end follows at once
 				x.reserved.Prefilled()
 			}
@@ -31,7 +30,7 @@ func (f *Frontend) watch(ctx context.Context, x *exchange, res *http.Response, p
 				return
 			}
 			f.metrics.streamsAborted.WithLabelValues("worker").Inc()
-			b.a.span.fail(reason)
+			part.fail(reason)
 			f.breakers.Report(worker, breaker.Failure)
 			f.workerFailed(x, reason, err)
 		},
@@ -49,7 +48,6 @@ func (f *Frontend) watch(ctx context.Context, x *exchange, res *http.Response, p
 	}
 	grown := output{size: x.blockSize}
 	b.chunk = func(p []byte) {
-		_ = x.response.SetWriteDeadline(time.Now().Add(f.o.IdleChunkTimeout))
 		if tail != nil {
 			tail.Write(p)
 		}

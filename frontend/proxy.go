@@ -23,13 +23,13 @@ import (
 // newTransport is for requests to workers. Engines close connections that were idle for 5 s;
 // we close them first, or a request would run into it. Encodings are the client's affair.
 func newTransport(o Options) *http.Transport {
-	dialer := &net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: 15 * time.Second}
 	return &http.Transport{
-		DialContext:         dialer.DialContext,
-		TLSHandshakeTimeout: o.ConnectTimeout,
-		IdleConnTimeout:     4 * time.Second,
-		MaxIdleConnsPerHost: 256,
-		DisableCompression:  true,
+		DialContext:            o.Networks.Dial(net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: 15 * time.Second}, o.places()...),
+		TLSHandshakeTimeout:    o.ConnectTimeout,
+		IdleConnTimeout:        4 * time.Second,
+		MaxIdleConnsPerHost:    256,
+		MaxResponseHeaderBytes: 1 << 20,
+		DisableCompression:     true,
 	}
 }
 
@@ -50,7 +50,7 @@ func (f *Frontend) newProxy() *httputil.ReverseProxy {
 			for _, h := range []string{"Expect", "Upgrade", "Connection"} {
 				r.Out.Header.Del(h)
 			}
-			if f.o.Token != "" {
+			if f.authorization(r.In.Header) == "" {
 				r.Out.Header.Del("Authorization")
 			}
 			if f.o.WorkerToken != "" {
@@ -76,7 +76,7 @@ func (f *Frontend) proxy(e openai.Endpoint) gin.HandlerFunc {
 			return
 		}
 		defer f.underWay.give(1)
-		x := &exchange{tenant: f.o.Tenant, path: c.Request.URL.Path, response: http.NewResponseController(c.Writer), ours: c.Writer.Header()}
+		x := &exchange{tenant: f.o.Tenant, path: c.Request.URL.Path, ours: c.Writer.Header()}
 		defer x.finish()
 		defer f.describe(c.Request.Context(), x)
 		err := f.prepare(c, x, e)
@@ -162,7 +162,7 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 		if err == nil {
 			f.breakers.Report(worker, outcomeOf(res.StatusCode))
 			part.answered(res.StatusCode)
-			a.stream(res, f.watch(req.Context(), x, res, pool))
+			a.stream(res, f.watch(req.Context(), x, res, pool, part))
 			x.body.drop()                                  // no further attempt can follow
 			x.body.bytes, x.parsed = nil, openai.Request{} // which shares memory with it
 			return res, nil
