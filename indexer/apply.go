@@ -244,6 +244,11 @@ func (s *stream) behind(ctx context.Context) error {
 	first, have := s.batch.First(), s.st.Seq
 	if have >= 0 {
 		s.gap(gapStore)
+	} else if first == 0 { // nothing is missing: what the index holds, of a dump that was loaded, is from before the first message
+		s.log.Info("blocks from before the engine's first message leave the index")
+		if err := s.retire(ctx, -1, func(_ store.Stream, renewed bool) bool { return renewed }); err != nil {
+			return err
+		}
 	}
 	if s.reg.ReplayEndpoint != "" {
 		return errBehind

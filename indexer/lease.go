@@ -145,17 +145,15 @@ func (s *stream) lapse(ctx context.Context, now time.Time, certain bool) error {
 		s.lease.since = time.Time{}
 		return nil
 	}
-	if st.Seq == -1 { // nothing was ever applied
-		s.expire(st)
-		return nil
-	}
 	s.saw(st)
 	after, o, err := s.ix.opts.Store.Restart(ctx, st, -1)
 	switch {
 	case err != nil:
 		s.log.Debug("lease not ended", "error", err)
 	case o == store.Applied:
-		s.reset(resetLease)
+		if after.Slot != st.Slot { // there were blocks
+			s.reset(resetLease)
+		}
 		s.expire(after)
 	default: // somebody has written meanwhile, so the worker lives
 		s.lease.since = time.Time{}
