@@ -66,10 +66,11 @@ type Receiver struct {
 	// URL is its base URL.
 	URL string
 	// Answer, if set before the first request, gives the status of each answer over HTTP; other than 200, what came does not count.
-	// It may wait.
+	// It may wait for the request's context, which the end of the receiver ends too.
 	Answer func(r *http.Request) int
 
 	close func()
+	gone  chan struct{} // closed by close
 
 	mu      sync.Mutex
 	spans   []Span
@@ -84,6 +85,7 @@ func HTTP(t testing.TB) *Receiver {
 	r := newReceiver()
 	s := httptest.NewServer(http.HandlerFunc(r.serve))
 	r.URL, r.close = s.URL, sync.OnceFunc(func() {
+		close(r.gone)
 		s.CloseClientConnections()
 		s.Close()
 	})
@@ -113,7 +115,9 @@ func GRPC(t testing.TB) *Receiver {
 	return r
 }
 
-func newReceiver() *Receiver { return &Receiver{changed: make(chan struct{})} }
+func newReceiver() *Receiver {
+	return &Receiver{changed: make(chan struct{}), gone: make(chan struct{})}
+}
 
 // Close takes the receiver away: nobody listens at its URL any more.
 func (r *Receiver) Close() { r.close() }
@@ -122,12 +126,6 @@ func (r *Receiver) serve(w http.ResponseWriter, req *http.Request) {
 	if req.Method != http.MethodPost || !strings.HasSuffix(req.URL.Path, "/v1/traces") || req.Header.Get("Content-Type") != "application/x-protobuf" {
 		http.Error(w, "want POST /v1/traces in protobuf", http.StatusNotFound)
 		return
-	}
-	if r.Answer != nil {
-		if status := r.Answer(req); status != http.StatusOK {
-			w.WriteHeader(status)
-			return
-		}
 	}
 	body := req.Body
 	if req.Header.Get("Content-Encoding") == "gzip" {
@@ -138,7 +136,7 @@ func (r *Receiver) serve(w http.ResponseWriter, req *http.Request) {
 		}
 		body = z
 	}
-	raw, err := io.ReadAll(body)
+	raw, err := io.ReadAll(body) // only then does the server notice a client that leaves
 	var m collector.ExportTraceServiceRequest
 	if err == nil {
 		err = proto.Unmarshal(raw, &m)
@@ -146,6 +144,21 @@ func (r *Receiver) serve(w http.ResponseWriter, req *http.Request) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
+	}
+	if r.Answer != nil {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		go func() {
+			select {
+			case <-r.gone:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		if status := r.Answer(req.WithContext(ctx)); status != http.StatusOK {
+			w.WriteHeader(status)
+			return
+		}
 	}
 	r.take(&m, raw, req.Header)
 	w.Header().Set("Content-Type", "application/x-protobuf") // an empty answer is one with no complaint
