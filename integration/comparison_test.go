@@ -9,15 +9,27 @@ import (
 )
 
 // Each of our cells in docs/comparison.md names tests that exist, or says that the thing is not offered; each of the others' cells has a
-// public source, or says that none is known.
+// public source with the version that was read, or says that nothing was found.
 func TestComparisonIsBackedUp(t *testing.T) {
 	text, err := os.ReadFile("../docs/comparison.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	link := regexp.MustCompile(`\[([^\]]+)\]\(([^)]+)\)`)
+	reference := regexp.MustCompile(`\[([a-z]+-[a-z0-9]+)\]`)
+	page, sources, _ := strings.Cut(string(text), "\n## Sources\n")
+	defined := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^\[([^\]]+)\]: (https://\S+)$`).FindAllStringSubmatch(sources, -1) {
+		defined[m[1]] = true
+		if !strings.Contains(page, "["+m[1]+"]") || !strings.Contains(sources, "| ["+m[1]+"] |") {
+			t.Errorf("source %s is not cited, or not in the list", m[1])
+		}
+		if strings.Contains(m[2], "/blob/") && !regexp.MustCompile(`/blob/[0-9a-f]{40}/`).MatchString(m[2]) {
+			t.Errorf("source %s does not say which commit was read: %s", m[1], m[2])
+		}
+	}
 	rows := 0
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(page) {
 		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| | ") {
 			continue
 		}
@@ -38,9 +50,14 @@ func TestComparisonIsBackedUp(t *testing.T) {
 			}
 		}
 		for _, cell := range cells[2:] {
-			sourced := regexp.MustCompile(`\]\(https://`).MatchString(cell)
-			if !sourced && !regexp.MustCompile(`unknown|not applicable|^ ?no(ne)?[ ,]`).MatchString(cell) {
+			cited := reference.FindAllStringSubmatch(cell, -1)
+			if len(cited) == 0 && !regexp.MustCompile(`^ ?not (found|applicable)`).MatchString(cell) {
 				t.Errorf("%s: a cell without source: %s", feature, cell)
+			}
+			for _, c := range cited {
+				if !defined[c[1]] {
+					t.Errorf("%s: source %s is nowhere defined", feature, c[1])
+				}
 			}
 		}
 	}

@@ -32,7 +32,7 @@ Use a server of its own: the benchmark fills it, measures its CPU, and empties w
 
 Example: on a server for this alone
 
-    redis-server --port 6390 --save '' --daemonize yes
+    redis-server --port 6390 --save '' &
     warmroute bench apply --redis redis://127.0.0.1:6390
 
 Exit codes: 0 measured; 1 failed, or two layouts gave different answers; 2 wrong flags.`

@@ -39,7 +39,7 @@ Example: capture the next message of an engine, with pyzmq
 
 Example: the same as JSON, for jq
 
-    xxd -p payload.bin | warmroute decode --json
+    od -An -v -tx1 payload.bin | warmroute decode --json
 
 Example: does this build understand what the engines sent?
 

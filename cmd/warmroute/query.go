@@ -27,15 +27,15 @@ func (queryCmd) Help() string {
 
 Example: a completion's prompt
 
-    warmroute query --model llama --prompt "Hello, world"
+    warmroute query --model llama --prompt @prompt.txt
 
 Example: a chat, as the engine renders it
 
-    warmroute query --model llama --messages '[{"role":"user","content":"Hello"}]'
+    warmroute query --model llama --messages @chat.json
 
 Example: token ids, and the names of their blocks in Redis
 
-    warmroute query --model llama --tokens 1,2,3,4 --hashes 4 --json
+    warmroute query --model llama --tokens @ids.json --hashes 16 --json
 
 Exit codes: 0 some worker holds a block of it; 1 none does, or nobody knows; 2 wrong flags.`
 }
