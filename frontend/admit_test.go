@@ -189,8 +189,8 @@ func TestNoWorker(t *testing.T) {
 
 func TestToken(t *testing.T) {
 	e := newEngine(t, "w1")
-	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}, Token: "open sesame", WorkerToken: "inner"})
-	for _, header := range []string{"", "Bearer", "Bearer wrong", "Basic open sesame"} {
+	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}, Tokens: tokens(t, "sesame", "", ""), WorkerToken: "inner"})
+	for _, header := range []string{"", "Bearer", "Bearer wrong", "Basic sesame"} {
 		for _, path := range []string{completions, "/query", "/select"} {
 			res, text := f.post(path, streamBody, "Authorization", header)
 			wantError(t, res, text, 401, "invalid_api_key")
@@ -199,7 +199,7 @@ func TestToken(t *testing.T) {
 	if e.served() != 0 {
 		t.Fatal("the worker was reached without the token")
 	}
-	res, _ := f.post(completions, streamBody, "Authorization", "bearer open sesame")
+	res, _ := f.post(completions, streamBody, "Authorization", "bearer sesame")
 	if res.StatusCode != 200 || e.requests[0].Header.Get("Authorization") != "Bearer inner" {
 		t.Errorf("%d, the worker got %q", res.StatusCode, e.requests[0].Header.Get("Authorization"))
 	}

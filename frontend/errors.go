@@ -40,6 +40,7 @@ var (
 	errClientGone   = &apiError{status: statusClientGone, kind: "server_error", code: "client_gone", message: "the client left"}
 	errNoWorkers    = unavailable("no_workers", "no worker that serves this model is answering; try again")
 	errOverloaded   = unavailable("overloaded", "too many requests are in flight; try again")
+	errCrowded      = unavailable("overloaded", "too many connections are open; try again")
 	errBuffersFull  = unavailable("overloaded", "too many request bodies are in memory; try again")
 	errUnreachable  = &apiError{status: http.StatusBadGateway, kind: "server_error", code: "upstream_unreachable", message: "the workers that serve this model cannot be reached"}
 	errBadUpstream  = &apiError{status: http.StatusBadGateway, kind: "server_error", code: "upstream_error", message: "the worker broke off without an answer"}

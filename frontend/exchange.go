@@ -114,7 +114,6 @@ type exchange struct {
 	chosen   *candidate
 	lease    *inflight.Lease
 	reserved *reserve.Reservation
-	response *http.ResponseController
 	ours     http.Header // of the answer to the client
 }
 
@@ -243,12 +242,8 @@ func (f *Frontend) promptTokens(c *gin.Context, x *exchange, limit int) ([]uint3
 	if x.parsed.Tokenize == nil {
 		return nil, errNoTokens
 	}
-	var authorization string
-	if f.o.Token == "" {
-		authorization = c.GetHeader("Authorization")
-	}
 	ctx, s := begin(c.Request.Context(), f.o.Tracer, spanTokenize, trace.SpanKindInternal)
-	tokens, err := f.tokenizer.tokens(ctx, x.target, x.parsed.Tokenize, authorization)
+	tokens, err := f.tokenizer.tokens(ctx, x.target, x.parsed.Tokenize, f.authorization(c.Request.Header))
 	s.tokenized(len(tokens), err)
 	if err == nil && len(tokens) > limit {
 		return nil, openai.TooLong(len(tokens), limit)

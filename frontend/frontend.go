@@ -37,6 +37,7 @@ import (
 	"github.com/warmroute/warmroute/frontend/predict"
 	"github.com/warmroute/warmroute/frontend/reserve"
 	"github.com/warmroute/warmroute/frontend/ui"
+	"github.com/warmroute/warmroute/guard"
 )
 
 // Frontend serves.
@@ -64,6 +65,9 @@ type Frontend struct {
 	buffered   quota // bytes of request bodies
 	draining   atomic.Bool
 }
+
+// headerTimeout bounds the time that a request's header takes.
+const headerTimeout = 10 * time.Second
 
 // New makes a Frontend and binds its address. Nothing else is contacted: Redis and the
 // workers may be down.
@@ -105,8 +109,10 @@ func New(o Options) (*Frontend, error) {
 	f.page = ui.New(ui.Options{Source: pageSource{f}})
 	f.server = &http.Server{
 		Handler:           f.routes(),
-		ReadHeaderTimeout: 10 * time.Second,
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       headerTimeout + o.BodyTimeout, // also of a body that no handler reads
 		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(o.Logger.Handler(), slog.LevelDebug),
 	}
 	if err := countWorkers(o.Registerer, f.workersIn); err != nil {
@@ -115,6 +121,9 @@ func New(o Options) (*Frontend, error) {
 	if f.listener, err = net.Listen("tcp", o.Listen); err != nil {
 		return nil, fmt.Errorf("frontend: %w", err)
 	}
+	f.listener = guard.Guard(f.server, f.listener, guard.ConnOptions{
+		Surface: "frontend", Max: o.MaxConnections, SendTimeout: o.SendTimeout, Registerer: o.Registerer,
+	})
 	return f, nil
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/frontend/openai"
 	"github.com/warmroute/warmroute/frontend/predict"
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -293,6 +294,17 @@ func start(t testing.TB, o Options) *running {
 	})
 	r.waitWorkers(len(o.Workers))
 	return r
+}
+
+// tokens asks for what is given, none for "".
+func tokens(t testing.TB, client, query, admin string) *guard.Tokens {
+	t.Helper()
+	of := func(s string) guard.Secrets { return guard.Secrets{Values: strings.Fields(s)} }
+	k, err := guard.NewTokens(guard.TokenOptions{Client: of(client), Query: of(query), Admin: of(admin)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
 }
 
 func (r *running) waitWorkers(n int) {

@@ -18,6 +18,7 @@ import (
 	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/frontend/predict"
 	"github.com/warmroute/warmroute/frontend/reserve"
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -121,9 +122,11 @@ type Options struct {
 	// ReservationLease is how long a reservation of POST /select_and_reserve lives after the last word about it. Default 5 min.
 	ReservationLease time.Duration
 
-	// Token, if set, is the bearer token that all routes but /health, /ready and /metrics ask for. It is
-	// not passed on to workers.
-	Token string
+	// Tokens are the bearer tokens that routes ask for: OpenAI's those of clients, all else those for queries, but /health, /ready,
+	// /metrics, /openapi.yaml and the page's files. None of them is passed on to workers. Default: nobody is asked.
+	Tokens *guard.Tokens
+	// Networks are where workers may be that are not in Workers. Default: everywhere but [guard.NetworkOptions]'s exceptions.
+	Networks *guard.Networks
 	// WorkerToken, if set, is the bearer token that workers get in place of the client's.
 	WorkerToken string
 
@@ -143,14 +146,17 @@ type Options struct {
 	MaxInFlight int
 	// BodyTimeout bounds the time a client takes to send its body. Default 1 min.
 	BodyTimeout time.Duration
+	// SendTimeout bounds the time a client takes to accept a part of an answer, of 64 KiB at most. Default 1 min.
+	SendTimeout time.Duration
+	// MaxConnections bounds the connections from clients; see [guard.ConnOptions]. Default 2 × MaxInFlight.
+	MaxConnections int
 
 	// ConnectTimeout bounds dialling a worker. Default 1 s.
 	ConnectTimeout time.Duration
 	// ResponseHeaderTimeout bounds the time from the choice of a worker to its response header. An
 	// answer that is not streamed has its header at the end of the work. Default 5 min.
 	ResponseHeaderTimeout time.Duration
-	// IdleChunkTimeout bounds the time between two chunks of a response, and the time a client
-	// takes to accept one. Default 5 min.
+	// IdleChunkTimeout bounds the time between two chunks of a response. Default 5 min.
 	IdleChunkTimeout time.Duration
 	// BreakerFailures is how many failures in a row (no connection, no response header in time, an answer that breaks off,
 	// 502, 503, 504) take a worker out for BreakerPause, and for longer where a single trial after that fails too. At most
@@ -219,6 +225,8 @@ func (o *Options) complete() error {
 	orDefault(&o.MaxBuffered, 16*o.MaxBody)
 	orDefault(&o.MaxInFlight, 4096)
 	orDefault(&o.BodyTimeout, time.Minute)
+	orDefault(&o.SendTimeout, time.Minute)
+	orDefault(&o.MaxConnections, 2*o.MaxInFlight)
 	orDefault(&o.ConnectTimeout, time.Second)
 	orDefault(&o.ResponseHeaderTimeout, 5*time.Minute)
 	orDefault(&o.IdleChunkTimeout, 5*time.Minute)
@@ -233,6 +241,12 @@ func (o *Options) complete() error {
 	}
 	if o.Gatherer == nil {
 		o.Gatherer = prometheus.NewRegistry()
+	}
+	if o.Networks == nil {
+		var err error
+		if o.Networks, err = guard.NewNetworks(guard.NetworkOptions{Registerer: o.Registerer}); err != nil {
+			return err
+		}
 	}
 	blind := strings.Join(blindPolicies, ", ")
 	if o.Policy != PolicyKV && !slices.Contains(blindPolicies, o.Policy) {
@@ -267,19 +281,30 @@ func (o *Options) complete() error {
 	if o.Index == nil && len(o.Workers) == 0 && len(o.WorkerDNS) == 0 {
 		return errors.New("no workers are configured and there is no index to find them in")
 	}
-	for _, d := range []time.Duration{o.LookupBudget, o.BodyTimeout, o.ConnectTimeout, o.ResponseHeaderTimeout,
+	for _, d := range []time.Duration{o.LookupBudget, o.BodyTimeout, o.SendTimeout, o.ConnectTimeout, o.ResponseHeaderTimeout,
 		o.BreakerPause, o.EventsOffTTL, o.ReservationLease, o.WorkerDNSInterval, o.IdleChunkTimeout, o.PollInterval, o.PollTimeout, o.TokenizeTimeout, o.DrainDelay, o.DrainLimit} {
 		if d < 0 {
 			return fmt.Errorf("a duration of %v is negative", d)
 		}
 	}
-	if o.BlockSize < 0 || o.MaxPromptTokens < 0 || o.MaxBody < 0 || o.MaxInFlight < 0 || o.TokenizeCacheBytes < 0 {
+	if o.BlockSize < 0 || o.MaxPromptTokens < 0 || o.MaxBody < 0 || o.MaxInFlight < 0 || o.MaxConnections < 0 || o.TokenizeCacheBytes < 0 {
 		return errors.New("a size or limit is negative")
 	}
 	if o.MaxBuffered < o.MaxBody {
 		return fmt.Errorf("%d buffered bytes in all are less than one body of %d", o.MaxBuffered, o.MaxBody)
 	}
 	return nil
+}
+
+// places are where the configured workers are, host:port as a transport dials them.
+func (o *Options) places() []string {
+	var out []string
+	for _, w := range o.Workers {
+		if place, ok := guard.Place(w.URL); ok {
+			out = append(out, place)
+		}
+	}
+	return out
 }
 
 // The answer of /query has a member named after the tenant, beside these.

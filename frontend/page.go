@@ -27,6 +27,10 @@ func (f *Frontend) pageRoutes(open gin.IRoutes, closed gin.IRoutes) {
 			fail(c, refuse(http.StatusNotFound, "not_found", "there is no such route"))
 		}
 	}
+	open.GET("/", func(c *gin.Context) {
+		c.Header("Location", "ui") // relative: what is in front may serve this below a path
+		c.Status(http.StatusFound)
+	})
 	open.GET("/ui", file)
 	open.GET("/ui/assets/:file", file)
 	closed.GET("/ui/events", func(c *gin.Context) {

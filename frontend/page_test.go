@@ -175,7 +175,7 @@ func TestExplore(t *testing.T) {
 // The page itself needs no token; what it shows does.
 func TestPageAndToken(t *testing.T) {
 	a := newEngine(t, "a")
-	r := start(t, Options{Workers: []Worker{a.worker()}, Token: "s3cret"})
+	r := start(t, Options{Workers: []Worker{a.worker()}, Tokens: tokens(t, "s3cret", "", "")})
 	for _, path := range []string{"/ui", "/ui/assets/app.js"} {
 		if res, _ := r.get(path); res.StatusCode != http.StatusOK || res.Header.Get("Content-Security-Policy") == "" {
 			t.Errorf("%s: %d %v", path, res.StatusCode, res.Header)

@@ -3,18 +3,17 @@ package frontend
 import (
 	"context"
 	"crypto/rand"
-	"crypto/subtle"
 	"encoding/hex"
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"strings"
 
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/warmroute/warmroute/frontend/api"
 	"github.com/warmroute/warmroute/frontend/openai"
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/kvcache"
 )
 
@@ -30,7 +29,7 @@ func (f *Frontend) routes() http.Handler {
 	r.HandleMethodNotAllowed = true
 	r.ForwardedByClientIP = false
 	_ = r.SetTrustedProxies(nil) // nil cannot fail
-	r.Use(f.observe, f.recoverPanic, requestID)
+	r.Use(f.observe, f.recoverPanic, requestID, uncrowded)
 	r.NoRoute(func(c *gin.Context) {
 		fail(c, refuse(http.StatusNotFound, "not_found", "there is no such route (GET /openapi.yaml has those that there are)"))
 	})
@@ -43,15 +42,19 @@ func (f *Frontend) routes() http.Handler {
 	r.GET("/metrics", gin.WrapH(promhttp.HandlerFor(f.o.Gatherer, promhttp.HandlerOpts{})))
 	r.GET("/openapi.yaml", func(c *gin.Context) { c.Data(http.StatusOK, "application/yaml", api.OpenAPI) })
 
-	g := r.Group("/", f.authorize)
+	served := r.Group("/", f.authorize(guard.Client), f.traced)
+	served.POST("/v1/chat/completions", f.proxy(openai.Chat))
+	served.POST("/v1/completions", f.proxy(openai.Completions))
+	served.POST("/v1/embeddings", f.proxy(openai.Embeddings))
+	served.POST("/v1/responses", f.proxy(openai.Responses))
+	// Who asks the index about a text needs these as well.
+	either := r.Group("/", f.authorize(guard.Client|guard.Query))
+	either.GET("/v1/models", f.models)
+	either.POST("/tokenize", f.traced, f.proxy(openai.Plain))
+	either.POST("/detokenize", f.traced, f.proxy(openai.Plain))
+
+	g := r.Group("/", f.authorize(guard.Query))
 	traced := g.Group("/", f.traced)
-	traced.POST("/v1/chat/completions", f.proxy(openai.Chat))
-	traced.POST("/v1/completions", f.proxy(openai.Completions))
-	traced.POST("/v1/embeddings", f.proxy(openai.Embeddings))
-	traced.POST("/v1/responses", f.proxy(openai.Responses))
-	traced.POST("/tokenize", f.proxy(openai.Plain))
-	traced.POST("/detokenize", f.proxy(openai.Plain))
-	g.GET("/v1/models", f.models)
 	traced.POST("/query", f.query)
 	traced.POST("/query_by_hash", f.queryByHash)
 	traced.POST("/select", f.selectWorker(false))
@@ -131,13 +134,33 @@ func printable(s string, limit int) bool {
 	return s != "" && len(s) <= limit
 }
 
-func (f *Frontend) authorize(c *gin.Context) {
-	if f.o.Token == "" {
+// authorize lets requests pass that have a token for what the route needs.
+func (f *Frontend) authorize(need guard.Role) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		if r := f.o.Tokens.Check(need, c.GetHeader("Authorization")); r != nil {
+			c.Header("WWW-Authenticate", r.Challenge)
+			fail(c, refuse(r.Status, r.Code, r.Message))
+		}
+	}
+}
+
+// authorization is what a worker may see of a client's header: nothing of a token that is this frontend's.
+func (f *Frontend) authorization(h http.Header) string {
+	v := h.Get("Authorization")
+	if f.o.Tokens.Asks(guard.Client) || f.o.Tokens.Known(v) {
+		return ""
+	}
+	return v
+}
+
+// uncrowded turns away what comes over a connection too many, but for probes.
+func uncrowded(c *gin.Context) {
+	switch c.FullPath() {
+	case "/health", "/ready", "/metrics":
 		return
 	}
-	scheme, token, _ := strings.Cut(c.GetHeader("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare([]byte(token), []byte(f.o.Token)) != 1 {
-		c.Header("WWW-Authenticate", "Bearer")
-		fail(c, refuse(http.StatusUnauthorized, "invalid_api_key", "a valid bearer token is required"))
+	if guard.Crowded(c.Request.Context()) {
+		c.Header("Connection", "close")
+		fail(c, errCrowded)
 	}
 }

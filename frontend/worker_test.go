@@ -263,7 +263,7 @@ func TestExposureIsWarnedOf(t *testing.T) {
 	}{{"127.0.0.1:0", "", false}, {"0.0.0.0:0", "", true}, {"[::]:0", "", true}, {"0.0.0.0:0", "secret", false}} {
 		var log bytes.Buffer
 		f, err := New(Options{
-			Listen: test.listen, Token: test.token, Workers: []Worker{{ID: "w", URL: refusing(t)}}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			Listen: test.listen, Tokens: tokens(t, test.token, "", ""), Workers: []Worker{{ID: "w", URL: refusing(t)}}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -401,7 +401,7 @@ func TestLostWorkerHoldsNobody(t *testing.T) {
 func TestLimitOfFilesIsWarnedOf(t *testing.T) {
 	for limit, warns := range map[uint64]bool{0: false, 1024: true, 2200: false, 1 << 40: false} {
 		var log bytes.Buffer
-		f := &Frontend{o: Options{MaxInFlight: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))}}
+		f := &Frontend{o: Options{MaxInFlight: 1000, MaxConnections: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))}}
 		if f.warnOfFiles(limit); strings.Contains(log.String(), "limit of open files") != warns {
 			t.Errorf("limit %d: %q", limit, log.String())
 		}

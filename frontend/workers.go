@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/guard"
 )
 
 // workerGone drops what is kept of a worker that left the fleet.
@@ -69,19 +70,19 @@ func (f *Frontend) nextID() string {
 	return f.instance + "-" + strconv.FormatUint(f.requests.Add(1), 36)
 }
 
-// warnOfFiles tells an operator that the limit of open files is reached before that of requests: each request has a
-// connection to the client and one to a worker.
+// warnOfFiles tells an operator that the limit of open files is reached before those of connections and requests: each request has
+// a connection to a worker.
 func (f *Frontend) warnOfFiles(limit uint64) {
 	const others = 200 // Redis, polls, listeners, the log
-	if need := uint64(2*f.o.MaxInFlight + others); limit > 0 && limit < need {
-		f.o.Logger.Warn("the limit of open files is lower than the requests in flight need: raise it, or lower --max-in-flight",
+	if need := uint64(f.o.MaxConnections + f.o.MaxInFlight + others); limit > 0 && limit < need {
+		f.o.Logger.Warn("the limit of open files is lower than the connections need: raise it, or lower --max-in-flight and --max-connections",
 			"limit", limit, "needed", need)
 	}
 }
 
 // warnOfExposure tells an operator that anybody who reaches the port may use the workers.
 func (f *Frontend) warnOfExposure() {
-	if f.o.Token != "" {
+	if f.o.Tokens.Asks(guard.Client) {
 		return
 	}
 	host, _, err := net.SplitHostPort(f.Addr())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -276,4 +277,17 @@ func (n *Networks) count(at string, err error) error {
 		n.refused.WithLabelValues(at).Inc()
 	}
 	return err
+}
+
+// Place is where a transport dials for a URL, host:port; false where that is none.
+func Place(raw string) (place string, ok bool) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Hostname() == "" {
+		return "", false
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(u.Hostname(), port), true
 }

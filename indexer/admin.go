@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/subtle"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/indexer/api"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
@@ -34,19 +34,20 @@ func (ix *Indexer) handler() http.Handler {
 	if err := r.SetTrustedProxies(nil); err != nil {
 		ix.opts.Logger.Error("trusted proxies", "error", err)
 	}
-	r.Use(requestID, ix.recovery)
+	r.Use(requestID, ix.recovery, uncrowded)
 	r.NoRoute(func(c *gin.Context) {
 		fail(c, http.StatusNotFound, "not_found", "no such endpoint: "+c.Request.Method+" "+c.Request.URL.Path)
 	})
 	r.NoMethod(func(c *gin.Context) {
 		fail(c, http.StatusMethodNotAllowed, "method_not_allowed", c.Request.Method+" is not for "+c.Request.URL.Path)
 	})
-	changing := r.Group("/", ix.authorize)
+	changing := r.Group("/", sameOrigin, ix.authorize(guard.Admin))
 	changing.POST("/register", ix.postRegister)
 	changing.POST("/unregister", ix.postUnregister)
 	changing.POST("/events", ix.postEvents)
-	r.GET("/workers", ix.getWorkers)
-	r.GET("/dump", ix.getDump)
+	reading := r.Group("/", ix.authorize(guard.Query))
+	reading.GET("/workers", ix.getWorkers)
+	reading.GET("/dump", ix.getDump)
 	r.GET("/health", func(c *gin.Context) { c.JSON(http.StatusOK, gin.H{"status": "ok"}) })
 	r.GET("/ready", ix.getReady)
 	r.GET("/metrics", gin.WrapH(promhttp.HandlerFor(ix.opts.Gatherer, promhttp.HandlerOpts{})))
@@ -60,6 +61,8 @@ func fail(c *gin.Context, status int, code, message string) {
 	switch {
 	case status == http.StatusUnauthorized:
 		kind = "authentication_error"
+	case status == http.StatusForbidden:
+		kind = "permission_error"
 	case status >= 500:
 		kind = "server_error"
 	}
@@ -112,15 +115,36 @@ func (ix *Indexer) recovery(c *gin.Context) {
 	c.Next()
 }
 
-// authorize lets requests that change something pass with the token only.
-func (ix *Indexer) authorize(c *gin.Context) {
-	if ix.opts.Token == "" {
+// authorize lets requests pass that have a token for what the route needs.
+func (ix *Indexer) authorize(need guard.Role) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		if r := ix.opts.Tokens.Check(need, c.GetHeader("Authorization")); r != nil {
+			c.Header("WWW-Authenticate", r.Challenge)
+			fail(c, r.Status, r.Code, r.Message)
+		}
+	}
+}
+
+var crossOrigin = http.NewCrossOriginProtection()
+
+// sameOrigin refuses what a browser sends on behalf of another site: where no token is asked for, any page that somebody looks at on this machine
+// could register an engine.
+func sameOrigin(c *gin.Context) {
+	if err := crossOrigin.Check(c.Request); err != nil {
+		fail(c, http.StatusForbidden, "cross_origin", "a web page of another site may not change the index: "+err.Error())
+	}
+}
+
+// uncrowded turns away what comes over a connection too many, but for probes.
+func uncrowded(c *gin.Context) {
+	switch c.FullPath() {
+	case "/health", "/ready", "/metrics":
 		return
 	}
-	scheme, token, _ := strings.Cut(c.GetHeader("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare([]byte(token), []byte(ix.opts.Token)) != 1 {
-		c.Header("WWW-Authenticate", "Bearer")
-		fail(c, http.StatusUnauthorized, "unauthorized", "this request needs Authorization: Bearer with the indexer's --admin-token")
+	if guard.Crowded(c.Request.Context()) {
+		c.Header("Connection", "close")
+		c.Header("Retry-After", "1")
+		fail(c, http.StatusServiceUnavailable, "overloaded", "too many connections are open; try again")
 	}
 }
 

@@ -70,6 +70,11 @@ func (ix *Indexer) postRegister(c *gin.Context) {
 		fail(c, http.StatusBadRequest, "invalid", err.Error())
 		return
 	}
+	if err := ix.mayFollow(c.Request.Context(), &p); err != nil {
+		ix.opts.Logger.Warn("registration refused", "worker", p.id.WorkerRank.String(), "error", err)
+		fail(c, http.StatusBadRequest, "address_refused", err.Error())
+		return
+	}
 	status, st, err := ix.enroll(c.Request.Context(), &p)
 	if err != nil {
 		failStore(c, err)

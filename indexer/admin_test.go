@@ -149,7 +149,7 @@ func TestToken(t *testing.T) {
 	if _, err := New(Options{Store: newStore(t), Listen: "0.0.0.0:0"}); err == nil || !strings.Contains(err.Error(), "token") {
 		t.Errorf("open to the world without a token: %v", err)
 	}
-	for _, o := range []Options{{Listen: "0.0.0.0:0", AllowInsecure: true}, {Listen: "0.0.0.0:0", Token: "x"}, {Listen: "[::1]:0"}, {Listen: "localhost:0"}} {
+	for _, o := range []Options{{Listen: "0.0.0.0:0", AllowInsecure: true}, {Listen: "0.0.0.0:0", Tokens: tokens(t, "", "x")}, {Listen: "[::1]:0"}, {Listen: "localhost:0"}} {
 		o.Store = newStore(t)
 		ix, err := New(o)
 		if err != nil && !strings.Contains(err.Error(), "cannot assign") {
@@ -159,7 +159,7 @@ func TestToken(t *testing.T) {
 			_ = ix.Close()
 		}
 	}
-	ix := newIndexer(t, Options{Store: newStore(t), Token: "s3cret"})
+	ix := newIndexer(t, Options{Store: newStore(t), Tokens: tokens(t, "", "s3cret")})
 	start(t, ix)
 	register := `{"instance_id":"w","model_name":"m","block_size":4}`
 	for _, tc := range []struct {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/indexer/wire"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
@@ -227,4 +228,15 @@ func wantStatus(t *testing.T, ix *Indexer, worker string, ok func(Status) bool) 
 		}
 		return ""
 	})
+}
+
+// tokens asks for what is given, none for "".
+func tokens(t testing.TB, query, admin string) *guard.Tokens {
+	t.Helper()
+	of := func(s string) guard.Secrets { return guard.Secrets{Values: strings.Fields(s)} }
+	k, err := guard.NewTokens(guard.TokenOptions{Query: of(query), Admin: of(admin)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
 }

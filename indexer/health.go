@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/warmroute/warmroute/guard"
 )
 
 // health is what a worker's HTTP server said last.
@@ -29,11 +32,11 @@ const (
 // healthCheck asks a worker how it is. The error says why it is not well.
 type healthCheck func(ctx context.Context, base string) (health, error)
 
-// newWorkerClient makes the client for questions to workers.
-func newWorkerClient() *http.Client {
+// newWorkerClient makes the client for questions to workers. No proxy is in between, which would dial for us without asking whether it may.
+func newWorkerClient(networks *guard.Networks, own []string) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
-			Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 1,
+			DialContext: networks.Dial(net.Dialer{}, own...), MaxIdleConnsPerHost: 1, MaxResponseHeaderBytes: 1 << 20,
 			IdleConnTimeout: 4 * time.Second, // engines close idle connections after 5 s
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -44,7 +46,7 @@ func New(o Options) (*Indexer, error) {
 	if err != nil {
 		return nil, err
 	}
-	client := newWorkerClient()
+	client := newWorkerClient(o.Networks, o.places())
 	ix := &Indexer{
 		opts: o, metrics: newMetrics(o.Registerer), timing: defaultTiming, health: newHealthCheck(client), work: newWorkCheck(client), initial: initial,
 		replaySlots: make(chan struct{}, o.Replays), streams: map[store.StreamID]*stream{},
@@ -57,10 +59,14 @@ func New(o Options) (*Indexer, error) {
 	}
 	ix.server = &http.Server{
 		Handler: ix.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
-		MaxHeaderBytes: 64 << 10,
+		MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(o.Logger.Handler(), slog.LevelDebug),
 	}
+	ix.listener = guard.Guard(ix.server, ix.listener, guard.ConnOptions{Surface: "indexer", Max: maxConnections, SendTimeout: time.Minute, Registerer: o.Registerer})
 	return ix, nil
 }
+
+// maxConnections bounds those of the admin surface: engines that register or send events, and people.
+const maxConnections = 4096
 
 func init() { gin.SetMode(gin.ReleaseMode) } // before any engine: it is a global, and debug mode prints
 
@@ -95,6 +101,7 @@ func (ix *Indexer) Run(ctx context.Context) error {
 	background.Go(func() { ix.checkHealth(ctx) })
 	served := make(chan error, 1)
 	background.Go(func() { served <- ix.server.Serve(ix.listener) })
+	ix.warnOfExposure()
 	ix.opts.Logger.Info("indexer is serving", "address", ix.Addr().String(), "streams", len(ix.initial))
 
 	var err error

@@ -413,7 +413,7 @@ func TestSignsOfLife(t *testing.T) {
 }
 
 func TestHealthCheck(t *testing.T) {
-	check := newHealthCheck(newWorkerClient())
+	check := newHealthCheck(newWorkerClient(nil, nil))
 	status := http.StatusOK
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/base/health" {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/indexer/zmtp"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
@@ -66,9 +67,12 @@ type Options struct {
 	Workers []Worker
 	// Listen is the address of the admin surface. Default 127.0.0.1:9201.
 	Listen string
-	// Token is what Authorization: Bearer must carry on requests that change something. Default: none needed.
-	Token string
-	// AllowInsecure permits a Listen address that is not loopback without a Token. Default false.
+	// Tokens are the bearer tokens that routes ask for: those that change something, the administrator's, /workers and /dump those for queries.
+	// Default: nobody is asked.
+	Tokens *guard.Tokens
+	// Networks are where workers may be that are not in Workers. Default: everywhere but [guard.NetworkOptions]'s exceptions.
+	Networks *guard.Networks
+	// AllowInsecure permits a Listen address that is not loopback without a token of the administrator. Default false.
 	AllowInsecure bool
 	// ClearedScope is what a clear clears. Default ClearedWorker.
 	ClearedScope ClearedScope
@@ -165,6 +169,12 @@ func (o Options) withDefaults() (Options, error) {
 		}
 		o.Gatherer = g
 	}
+	if o.Networks == nil {
+		var err error
+		if o.Networks, err = guard.NewNetworks(guard.NetworkOptions{Registerer: o.Registerer}); err != nil {
+			return o, err
+		}
+	}
 	return o, o.checkListen()
 }
 
@@ -173,11 +183,15 @@ func (o Options) checkListen() error {
 	if err != nil {
 		return fmt.Errorf("indexer: listen address %q: %w", o.Listen, err)
 	}
-	ip := net.ParseIP(host)
-	if loopback := host == "localhost" || ip != nil && ip.IsLoopback(); loopback || o.Token != "" || o.AllowInsecure {
+	if isLoopback(host) || o.Tokens.Asks(guard.Admin) || o.AllowInsecure {
 		return nil
 	}
 	return fmt.Errorf("indexer: %q can be reached from other machines: set a token (--admin-token), listen on loopback (--admin-listen), or allow it all the same (--admin-insecure)", o.Listen)
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // maxBlockSize is the most tokens that a block can have.

@@ -110,7 +110,7 @@ func (s *stream) canReplay() bool {
 
 // replaySession drains one answer at full speed, since publishers drop what is not read in time; decoding comes later.
 func (s *stream) replaySession(ctx context.Context, start int64) (got []message, end bool, err error) {
-	conn, err := zmtp.Dial(ctx, s.reg.ReplayEndpoint, zmtp.SocketDEALER, zmtp.Options{})
+	conn, err := zmtp.Dial(ctx, s.reg.ReplayEndpoint, zmtp.SocketDEALER, s.dialling(s.reg.ReplayEndpoint))
 	if err != nil {
 		return nil, false, err
 	}

@@ -48,7 +48,7 @@ func TestNewWorkCheck(t *testing.T) {
 		_, _ = w.Write([]byte("vllm:prompt_tokens_total 5\n"))
 	}))
 	defer srv.Close()
-	check := newWorkCheck(newWorkerClient())
+	check := newWorkCheck(newWorkerClient(nil, nil))
 	if got, err := check(t.Context(), srv.URL); err != nil || got[-1].tokens != 5 {
 		t.Errorf("%v %v", got, err)
 	}

@@ -74,7 +74,9 @@ func (s *stream) connect(ctx context.Context, in *inbox, refused bool) (up time.
 			c.base = st.Seq
 		}
 	}
-	conn, err := zmtp.Dial(ctx, s.reg.Endpoint, zmtp.SocketSUB, zmtp.Options{Topic: s.reg.Topic})
+	o := s.dialling(s.reg.Endpoint)
+	o.Topic = s.reg.Topic
+	conn, err := zmtp.Dial(ctx, s.reg.Endpoint, zmtp.SocketSUB, o)
 	if err != nil {
 		return 0, err
 	}

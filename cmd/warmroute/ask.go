@@ -19,10 +19,14 @@ import (
 // server is a running frontend or indexer that a command asks.
 type server struct {
 	flag, url, token string // flag names it in errors
+	err              error  // the token cannot be read
 }
 
 // base is the URL that paths are put after.
 func (s server) base() (string, error) {
+	if s.err != nil {
+		return "", s.err
+	}
 	base, err := url.Parse(s.url)
 	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
 		return "", usagef("%s %q: want http://host:port", s.flag, s.url)
@@ -107,7 +111,9 @@ func refused(s server, path string, status int, text []byte) error {
 	hint := ""
 	switch {
 	case status == http.StatusUnauthorized:
-		hint = " (give --token, or WARMROUTE_TOKEN)"
+		hint = " (give --token, --token-file or WARMROUTE_TOKEN)"
+	case status == http.StatusForbidden && answer.Error.Code == "insufficient_scope":
+		hint = " (give --query-token, --query-token-file or WARMROUTE_QUERY_TOKEN)"
 	case status == http.StatusNotFound && strings.Contains(answer.Error.Code, "model"):
 		hint = " (warmroute workers lists the models)"
 	}

@@ -45,7 +45,7 @@ func TestComposeFileRunsCommandsThatExist(t *testing.T) {
 			commands[service.Command[0]]++
 			switch c := cmd.Selected().Target.Interface().(type) {
 			case indexerCmd:
-				if c.Redis.Redis == "" || len(c.Workers.Worker) != 2 || c.Indexer.AdminToken == "" {
+				if c.Redis.Redis == "" || len(c.Workers.Worker) != 2 || len(c.Access.AdminToken) == 0 {
 					t.Errorf("incomplete: %+v", c)
 				}
 			case frontendCmd:

@@ -78,11 +78,11 @@ func TestKubernetesManifestsRunCommandsThatExist(t *testing.T) {
 			cmd := parsed(t, c.Args, environ, base+"warmroute.yaml")
 			switch c := cmd.Selected().Target.Interface().(type) {
 			case frontendCmd:
-				if string(c.Frontend.Listen) != ports[name] || c.Redis.Redis == "" || c.Frontend.Token == "" || len(c.Frontend.WorkerDNS) != 1 {
+				if string(c.Frontend.Listen) != ports[name] || c.Redis.Redis == "" || len(c.Access.Token) == 0 || len(c.Frontend.WorkerDNS) != 1 {
 					t.Errorf("incomplete: %+v", c)
 				}
 			case indexerCmd:
-				if string(c.Indexer.AdminListen) != ports[name] || c.Redis.Redis == "" || c.Indexer.AdminToken == "" {
+				if string(c.Indexer.AdminListen) != ports[name] || c.Redis.Redis == "" || len(c.Access.AdminToken) == 0 {
 					t.Errorf("incomplete: %+v", c)
 				}
 			default:

@@ -14,12 +14,12 @@ import (
 
 // frontendOptions are the settings of the OpenAI-compatible router.
 type frontendOptions struct {
-	Listen      address `default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address, host:port or :port, of the OpenAI API, queries and metrics (default ${default})." group:"Frontend"`
-	Policy      string  `default:"kv" enum:"kv,conversation-hash,prefix-hash,least-loaded,power-of-two,round-robin,random" placeholder:"POLICY" help:"How a worker is chosen: kv, conversation-hash, prefix-hash, least-loaded, power-of-two, round-robin or random (default ${default})." group:"Frontend"`
-	Fallback    string  `default:"conversation-hash" enum:"conversation-hash,prefix-hash,least-loaded,power-of-two,round-robin,random" placeholder:"POLICY" help:"How kv chooses while it does not know who holds what, as when Redis is away (default ${default})." group:"Frontend"`
-	Tenant      string  `default:"default" placeholder:"NAME" help:"Tenant whose pools the OpenAI routes serve (default \"${default}\")." group:"Frontend"`
-	Token       string  `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." group:"Frontend"`
-	WorkerToken string  `placeholder:"SECRET" help:"Bearer token that workers get instead of the client's (default: the client's)." group:"Frontend"`
+	Listen          address `default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address, host:port or :port, of the OpenAI API, queries and metrics (default ${default})." group:"Frontend"`
+	Policy          string  `default:"kv" enum:"kv,conversation-hash,prefix-hash,least-loaded,power-of-two,round-robin,random" placeholder:"POLICY" help:"How a worker is chosen: kv, conversation-hash, prefix-hash, least-loaded, power-of-two, round-robin or random (default ${default})." group:"Frontend"`
+	Fallback        string  `default:"conversation-hash" enum:"conversation-hash,prefix-hash,least-loaded,power-of-two,round-robin,random" placeholder:"POLICY" help:"How kv chooses while it does not know who holds what, as when Redis is away (default ${default})." group:"Frontend"`
+	Tenant          string  `default:"default" placeholder:"NAME" help:"Tenant whose pools the OpenAI routes serve (default \"${default}\")." group:"Frontend"`
+	WorkerToken     string  `placeholder:"SECRET" help:"Bearer token that workers get instead of the client's (default: the client's, unless it is one of warmroute's own)." group:"Frontend"`
+	WorkerTokenFile string  `placeholder:"FILE" help:"File with it." group:"Frontend"`
 
 	CostPrefillScale  float64       `default:"${prefill_scale}" placeholder:"N" help:"kv: weight of the work before a first token against decoding (default ${default})." group:"Choice"`
 	CostMiss          float64       `default:"${miss}" placeholder:"N" help:"kv: weight of a block that has to be computed for this prompt against one that waits in a queue (default ${default})." group:"Choice"`
@@ -42,9 +42,11 @@ type frontendOptions struct {
 	MaxBody         byteSize `default:"32MiB" placeholder:"SIZE" help:"Largest request body (default ${default})." group:"Limits"`
 	MaxBuffered     byteSize `default:"512MiB" placeholder:"SIZE" help:"Request bodies in memory at one time, together (default ${default})." group:"Limits"`
 	MaxInFlight     int      `default:"4096" placeholder:"N" help:"Requests at one time; more get a 503 (default ${default})." group:"Limits"`
+	MaxConnections  int      `placeholder:"N" help:"Connections from clients; idle ones make room for new ones (default: twice --max-in-flight)." group:"Limits"`
 	MaxPromptTokens int      `default:"1000000" placeholder:"N" help:"Longest prompt; the model's own limit lowers it (default ${default})." group:"Limits"`
 
 	BodyTimeout           time.Duration `default:"1m" placeholder:"TIME" help:"Time that a client has to send its body (default ${default})." group:"Timeouts and retries"`
+	SendTimeout           time.Duration `default:"1m" placeholder:"TIME" help:"Time that a client has to accept a part of an answer (default ${default})." group:"Timeouts and retries"`
 	ConnectTimeout        time.Duration `default:"1s" placeholder:"TIME" help:"Time to connect to a worker (default ${default})." group:"Timeouts and retries"`
 	ResponseHeaderTimeout time.Duration `default:"5m" placeholder:"TIME" help:"Time until a worker's response header; without streaming that is the whole answer (default ${default})." group:"Timeouts and retries"`
 	IdleChunkTimeout      time.Duration `default:"5m" placeholder:"TIME" help:"Time between two chunks of a response (default ${default})." group:"Timeouts and retries"`
@@ -69,10 +71,10 @@ type frontendOptions struct {
 // options are those of package frontend, without what the process shares.
 func (o frontendOptions) options(lookupBudget time.Duration, workers workerList) frontend.Options {
 	f := frontend.Options{
-		Listen: string(o.Listen), Policy: o.Policy, Fallback: o.Fallback, Tenant: o.Tenant, Token: o.Token, WorkerToken: o.WorkerToken,
+		Listen: string(o.Listen), Policy: o.Policy, Fallback: o.Fallback, Tenant: o.Tenant,
 		LookupBudget: lookupBudget, WorkerDNS: o.WorkerDNS, WorkerDNSInterval: o.WorkerDNSInterval, SnapshotFile: o.Snapshot,
-		MaxBody: int64(o.MaxBody), MaxBuffered: int64(o.MaxBuffered), MaxInFlight: o.MaxInFlight, MaxPromptTokens: o.MaxPromptTokens,
-		BodyTimeout: o.BodyTimeout, ConnectTimeout: o.ConnectTimeout, ResponseHeaderTimeout: o.ResponseHeaderTimeout,
+		MaxBody: int64(o.MaxBody), MaxBuffered: int64(o.MaxBuffered), MaxInFlight: o.MaxInFlight, MaxConnections: o.MaxConnections, MaxPromptTokens: o.MaxPromptTokens,
+		BodyTimeout: o.BodyTimeout, SendTimeout: o.SendTimeout, ConnectTimeout: o.ConnectTimeout, ResponseHeaderTimeout: o.ResponseHeaderTimeout,
 		IdleChunkTimeout: o.IdleChunkTimeout, Retries: o.Retries, PollInterval: o.PollInterval, PollTimeout: o.PollTimeout,
 		TokenizeTimeout: o.TokenizeTimeout, TokenizeCacheBytes: int64(o.TokenizeCache),
 		DrainDelay: o.DrainDelay, DrainLimit: o.DrainLimit,
@@ -119,6 +121,7 @@ func tierDefaults() map[string]string {
 type frontendCmd struct {
 	Redis    redisOptions    `embed:"" group:"Redis"`
 	Frontend frontendOptions `embed:""`
+	Access   accessOptions   `embed:""`
 	Workers  workerOptions   `embed:"" group:"Workers"`
 }
 
@@ -164,6 +167,15 @@ func (c frontendCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	defer func() { _ = index.Close() }()
 	o := c.Frontend.options(c.Redis.LookupBudget, c.Workers.Worker)
+	if o.Tokens, err = c.Access.tokens(ctx, logger); err != nil {
+		return err
+	}
+	if o.WorkerToken, err = c.Frontend.workerToken(); err != nil {
+		return err
+	}
+	if o.Networks, err = c.Workers.networks(metrics); err != nil {
+		return err
+	}
 	o.Index, o.Logger, o.Registerer, o.Gatherer = index, logger, metrics, metrics
 	f, err := frontend.New(o)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 // indexerOptions are the settings of the indexer.
 type indexerOptions struct {
 	AdminListen   address `default:"127.0.0.1:9201" placeholder:"ADDR" help:"Address, host:port or :port, of registration, stream state and metrics (default ${default})." group:"Indexer"`
-	AdminToken    string  `placeholder:"SECRET" help:"Bearer token for requests that change something; needed for --admin-listen beyond this machine. Better given as a variable." group:"Indexer"`
 	AdminInsecure bool    `help:"Listen beyond this machine without a token all the same." group:"Indexer"`
 	ClearedScope  string  `default:"worker" enum:"worker,rank" placeholder:"SCOPE" help:"What an engine's \"all blocks cleared\" clears: the worker with all its ranks, or the rank that said so (default ${default})." group:"Indexer"`
 
@@ -35,7 +34,7 @@ type indexerOptions struct {
 // options are those of package indexer, without what the process shares.
 func (o indexerOptions) options(workers workerList) indexer.Options {
 	i := indexer.Options{
-		Listen: string(o.AdminListen), Token: o.AdminToken, AllowInsecure: o.AdminInsecure, ClearedScope: indexer.ClearedScope(o.ClearedScope),
+		Listen: string(o.AdminListen), AllowInsecure: o.AdminInsecure, ClearedScope: indexer.ClearedScope(o.ClearedScope),
 		BatchOps: o.BatchOps, BatchAge: o.BatchAge, BufferMessages: o.BufferMessages, BufferBytes: int(o.BufferBytes),
 		ReplayBytes: int(o.ReplayBytes), Replays: o.Replays, Remember: o.Remember, Orphans: o.Orphans, OrphanAge: o.OrphanAge,
 		SweepInterval: o.SweepInterval, LeaseInterval: o.LeaseInterval,
@@ -54,6 +53,7 @@ func (o indexerOptions) options(workers workerList) indexer.Options {
 type indexerCmd struct {
 	Redis   redisOptions   `embed:"" group:"Redis"`
 	Indexer indexerOptions `embed:""`
+	Access  accessOptions  `embed:""`
 	Workers workerOptions  `embed:"" group:"Workers"`
 }
 
@@ -96,6 +96,12 @@ func (c indexerCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	defer func() { _ = index.Close() }()
 	o := c.Indexer.options(c.Workers.Worker)
+	if o.Tokens, err = c.Access.tokens(ctx, logger); err != nil {
+		return err
+	}
+	if o.Networks, err = c.Workers.networks(metrics); err != nil {
+		return err
+	}
 	o.Store, o.Logger, o.Registerer, o.Gatherer = index, logger, metrics, metrics
 	i, err := indexer.New(o)
 	if err != nil {

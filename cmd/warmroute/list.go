@@ -85,7 +85,7 @@ func (c workersCmd) Run(ctx context.Context, std *stdio) error {
 			Error      string  `json:"error"`
 		} `json:"workers"`
 	}
-	frontend, indexer := c.Asked.server(), server{"--indexer", c.Indexer, ""}
+	frontend, indexer := c.Asked.server(), c.Asked.at("--indexer", c.Indexer)
 	for _, s := range []server{frontend, indexer} {
 		if _, err := s.base(); err != nil {
 			return err

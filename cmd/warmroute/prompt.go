@@ -13,10 +13,10 @@ import (
 // askedFrontend is the frontend that a command asks.
 type askedFrontend struct {
 	Frontend string `default:"http://127.0.0.1:8080" placeholder:"URL" help:"Frontend to ask (default ${default})." env:"-"`
-	Token    string `placeholder:"SECRET" help:"Bearer token that clients have to show (default: none). Better given as a variable." env:"WARMROUTE_TOKEN"`
+	tokenOptions
 }
 
-func (a askedFrontend) server() server { return server{"--frontend", a.Frontend, a.Token} }
+func (a askedFrontend) server() server { return a.at("--frontend", a.Frontend) }
 
 // promptOptions are a prompt and whose it is, for the commands that ask about one.
 type promptOptions struct {
@@ -30,7 +30,8 @@ type promptOptions struct {
 
 // promptHelp is what the help of each of these commands says of the prompt.
 const promptHelp = `The prompt is one of --prompt, --messages and --tokens. Each takes the value itself, @ and the name of a file, or - for standard
-input; one line end at the end of a file is not part of a prompt. The frontend has the engine tokenize a text, as for a request.`
+input; one line end at the end of a file is not part of a prompt. The frontend has the engine tokenize a text, as for a request.
+Only full blocks count: a prompt shorter than a block overlaps with nothing.`
 
 // question is the body of a query about the prompt. A text is tokenized by the frontend.
 func (p promptOptions) question(ctx context.Context, frontend server, std *stdio) (map[string]any, []uint32, error) {

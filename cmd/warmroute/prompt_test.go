@@ -134,7 +134,7 @@ func TestRefusalsAreExplainedAlike(t *testing.T) {
 		status       int
 		answer, want string
 	}{
-		{401, `{"error":{"message":"who are you?","code":"unauthorized"}}`, "who are you? (give --token, or WARMROUTE_TOKEN)"},
+		{401, `{"error":{"message":"who are you?","code":"unauthorized"}}`, "who are you? (give --token, --token-file or WARMROUTE_TOKEN)"},
 		{404, `{"error":{"message":"no model m","code":"model_not_found"}}`, "no model m (warmroute workers lists the models)"},
 		{404, `page not found`, "Not Found (is --frontend right?)"},
 		{200, `<html>`, "does not answer as warmroute does"},

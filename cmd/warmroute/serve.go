@@ -13,6 +13,7 @@ type serveCmd struct {
 	Redis    redisOptions    `embed:"" group:"Redis"`
 	Frontend frontendOptions `embed:""`
 	Indexer  indexerOptions  `embed:""`
+	Access   accessOptions   `embed:""`
 	Workers  workerOptions   `embed:"" group:"Workers"`
 }
 
@@ -58,13 +59,26 @@ func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	defer func() { _ = index.Close() }()
 
+	tokens, err := c.Access.tokens(ctx, logger)
+	if err != nil {
+		return err
+	}
+	networks, err := c.Workers.networks(metrics)
+	if err != nil {
+		return err
+	}
 	io := c.Indexer.options(c.Workers.Worker)
+	io.Tokens, io.Networks = tokens, networks
 	io.Store, io.Logger, io.Registerer, io.Gatherer = index, logger, metrics, metrics
 	i, err := indexer.New(io)
 	if err != nil {
 		return setupError(err, "--admin-listen")
 	}
 	fo := c.Frontend.options(c.Redis.LookupBudget, c.Workers.Worker)
+	fo.Tokens, fo.Networks = tokens, networks
+	if fo.WorkerToken, err = c.Frontend.workerToken(); err != nil {
+		return err
+	}
 	fo.Index, fo.Logger, fo.Registerer, fo.Gatherer = index, logger, metrics, metrics
 	f, err := frontend.New(fo)
 	if err != nil {

@@ -8,14 +8,26 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/warmroute/warmroute/cmd/warmroute/internal/configfile"
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/indexer"
 	"github.com/warmroute/warmroute/kvcache"
 )
 
 // workerOptions name the engines that are known from the start; others may register.
 type workerOptions struct {
-	Worker workerList `placeholder:"KEY=VALUE,…" sep:"none" help:"One engine; repeat for more. Keys: id, url, model, tenant, events, replay, block-size, ranks, type, topic, lora, salt, mode. In the file: a list of mappings. In the variable: separated by white space."`
+	Worker  workerList `placeholder:"KEY=VALUE,…" sep:"none" help:"One engine; repeat for more. Keys: id, url, model, tenant, events, replay, block-size, ranks, type, topic, lora, salt, mode. In the file: a list of mappings. In the variable: separated by white space."`
+	Network []string   `name:"worker-network" placeholder:"NETWORK" help:"Where workers may be that register, or are found: networks (10.0.0.0/8), addresses, hosts, .domain, ipc:///path; repeatable (default: anywhere but link-local and the like)."`
+}
+
+// networks are where workers may be that are not configured.
+func (o workerOptions) networks(reg prometheus.Registerer) (*guard.Networks, error) {
+	n, err := guard.NewNetworks(guard.NetworkOptions{Allow: o.Network, Registerer: reg})
+	if err != nil {
+		return nil, usagef("--worker-network: %w", err)
+	}
+	return n, nil
 }
 
 // workerSpec is one engine. The frontend needs the id and the url, the indexer the id, the

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -52,6 +53,8 @@ type Options struct {
 	MaxFrames int
 	// MaxMessage is the most bytes of one message over all its frames. Default MaxFrame + 64 KiB.
 	MaxMessage int
+	// Control, if set, is called with each address before it is connected to, as that of [net.Dialer]; its error refuses the address.
+	Control func(network, address string, c syscall.RawConn) error
 }
 
 func (o Options) withDefaults() Options {
@@ -99,7 +102,14 @@ func Dial(ctx context.Context, endpoint string, typ SocketType, o Options) (*Con
 	o = o.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
 	defer cancel()
-	d := net.Dialer{KeepAliveConfig: keepAlive, Control: limitUnacked}
+	d := net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, address string, c syscall.RawConn) error {
+		if o.Control != nil {
+			if err := o.Control(network, address, c); err != nil {
+				return err
+			}
+		}
+		return limitUnacked(network, address, c)
+	}}
 	nc, err := d.DialContext(ctx, network, address)
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", endpoint, err)
