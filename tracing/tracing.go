@@ -104,6 +104,7 @@ func New(ctx context.Context, o Options) (*Pipeline, error) {
 	if err != nil {
 		return nil, fmt.Errorf("traces: %w", err)
 	}
+	o.Logger.Info("requests are traced", "receiver", endpoint)
 	return newPipeline(ctx, o, exporter), nil
 }
 

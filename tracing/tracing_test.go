@@ -244,7 +244,7 @@ func TestReceiverThatRefuses(t *testing.T) {
 	if got := reg.counts(t); got != "sent 0, queue_full 0, send 3" {
 		t.Error(got)
 	}
-	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "403") {
+	if text := log.String(); strings.Count(text, "\n") != 2 || !strings.Contains(text, "requests are traced") || !strings.Contains(text, "403") {
 		t.Errorf("log: %s", text)
 	}
 }

@@ -122,6 +122,8 @@ type frontendCmd struct {
 	Redis    redisOptions    `embed:"" group:"Redis"`
 	Frontend frontendOptions `embed:""`
 	Access   accessOptions   `embed:""`
+	Trace    traceOptions    `embed:""`
+	Profile  profileOptions  `embed:""`
 	Workers  workerOptions   `embed:"" group:"Workers"`
 }
 
@@ -161,7 +163,12 @@ Example: settings from a file, a secret from a variable
 // Run serves until ctx ends and requests in flight are done.
 func (c frontendCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	metrics := newRegistry()
-	index, err := c.Redis.store(logger, metrics)
+	tracer, stop, err := c.Trace.start(ctx, logger, metrics, "warmroute-frontend")
+	if err != nil {
+		return err
+	}
+	defer stop()
+	index, err := c.Redis.tracedStore(logger, metrics, tracer)
 	if err != nil {
 		return err
 	}
@@ -176,12 +183,16 @@ func (c frontendCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if o.Networks, err = c.Workers.networks(metrics); err != nil {
 		return err
 	}
-	o.Index, o.Logger, o.Registerer, o.Gatherer = index, logger, metrics, metrics
+	o.Index, o.Tracer, o.Logger, o.Registerer, o.Gatherer = index, tracer, logger, metrics, metrics
 	f, err := frontend.New(o)
 	if err != nil {
 		return setupError(err, "--listen")
 	}
-	return runServices(ctx, logger, service{"frontend", f.Addr(), f.Run})
+	profiles, err := c.Profile.services()
+	if err != nil {
+		return err
+	}
+	return runServices(ctx, logger, append([]service{{"frontend", f.Addr(), f.Run}}, profiles...)...)
 }
 
 // byteSize is a number of bytes, written with or without KiB, MiB or GiB.

@@ -54,6 +54,7 @@ type indexerCmd struct {
 	Redis   redisOptions   `embed:"" group:"Redis"`
 	Indexer indexerOptions `embed:""`
 	Access  accessOptions  `embed:""`
+	Profile profileOptions `embed:""`
 	Workers workerOptions  `embed:"" group:"Workers"`
 }
 
@@ -107,5 +108,9 @@ func (c indexerCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if err != nil {
 		return setupError(err, "--admin-listen")
 	}
-	return runServices(ctx, logger, service{"indexer", i.Addr().String(), i.Run})
+	profiles, err := c.Profile.services()
+	if err != nil {
+		return err
+	}
+	return runServices(ctx, logger, append([]service{{"indexer", i.Addr().String(), i.Run}}, profiles...)...)
 }

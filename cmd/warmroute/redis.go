@@ -11,6 +11,9 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/warmroute/warmroute/frontend"
 	"github.com/warmroute/warmroute/store"
 )
 
@@ -32,13 +35,22 @@ type redisOptions struct {
 
 // store makes the client of the index. It does no I/O: Redis may be down.
 func (o redisOptions) store(logger *slog.Logger, reg prometheus.Registerer) (*store.Store, error) {
+	return o.tracedStore(logger, reg, nil)
+}
+
+// tracedStore is store with spans of what requests ask; tracer may be nil.
+func (o redisOptions) tracedStore(logger *slog.Logger, reg prometheus.Registerer, tracer trace.Tracer) (*store.Store, error) {
 	if o.Redis == "" {
 		return nil, usagef("--redis is missing: say where the index lives, for example --redis redis://127.0.0.1:6379")
 	}
-	s, err := store.New(store.Options{
+	options := store.Options{
 		URL: o.Redis, Shards: o.Shards, LookupBudget: o.LookupBudget, WriteTimeout: o.WriteTimeout, PoolSize: o.RedisPool, FrequencyWindow: o.FrequencyWindow,
 		Logger: logger, Registerer: reg,
-	})
+	}
+	if tracer != nil {
+		options.Observe = frontend.ObserveLookups(tracer)
+	}
+	s, err := store.New(options)
 	if err != nil {
 		return nil, usagef("--redis: %s", strings.TrimSuffix(err.Error(), ": "+store.ErrInvalid.Error()))
 	}

@@ -14,6 +14,8 @@ type serveCmd struct {
 	Frontend frontendOptions `embed:""`
 	Indexer  indexerOptions  `embed:""`
 	Access   accessOptions   `embed:""`
+	Trace    traceOptions    `embed:""`
+	Profile  profileOptions  `embed:""`
 	Workers  workerOptions   `embed:"" group:"Workers"`
 }
 
@@ -53,7 +55,12 @@ func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		logger.Info("no --redis: the index lives in this process and ends with it")
 	}
 	metrics := newRegistry()
-	index, err := c.Redis.store(logger, metrics)
+	tracer, stop, err := c.Trace.start(ctx, logger, metrics, "warmroute")
+	if err != nil {
+		return err
+	}
+	defer stop()
+	index, err := c.Redis.tracedStore(logger, metrics, tracer)
 	if err != nil {
 		return err
 	}
@@ -79,7 +86,7 @@ func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if fo.WorkerToken, err = c.Frontend.workerToken(); err != nil {
 		return err
 	}
-	fo.Index, fo.Logger, fo.Registerer, fo.Gatherer = index, logger, metrics, metrics
+	fo.Index, fo.Tracer, fo.Logger, fo.Registerer, fo.Gatherer = index, tracer, logger, metrics, metrics
 	f, err := frontend.New(fo)
 	if err != nil {
 		return setupError(err, "--listen")
@@ -87,5 +94,9 @@ func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if len(c.Workers.Worker) == 0 {
 		logger.Info("no --worker: engines have to register", "at", "http://"+i.Addr().String()+"/register")
 	}
-	return runServices(ctx, logger, service{"frontend", f.Addr(), f.Run}, service{"indexer", i.Addr().String(), i.Run})
+	profiles, err := c.Profile.services()
+	if err != nil {
+		return err
+	}
+	return runServices(ctx, logger, append([]service{{"frontend", f.Addr(), f.Run}, {"indexer", i.Addr().String(), i.Run}}, profiles...)...)
 }
