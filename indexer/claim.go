@@ -35,10 +35,12 @@ func (s *stream) contradicted(seq int64, arrived time.Time) bool {
 	return arrived.Sub(s.claim.doubted) > s.ix.timing.claim
 }
 
-// believeLive begins a generation just before a live message that a false claim had made a duplicate.
-func (s *stream) believeLive(ctx context.Context, seq int64) error {
-	s.log.Warn("the stream was said to be far ahead of what its live socket brings, its blocks leave the index", "claimed", s.claim.seq, "live", seq)
+// believeLive begins a generation just before a live message that a false claim, or a replay of another engine process, had made a
+// duplicate.
+func (s *stream) believeLive(ctx context.Context, seq int64, why string) error {
+	s.log.Warn(why+", its blocks leave the index", "claimed", s.claim.seq, "live", seq)
 	s.drop()
+	s.cur.forget()
 	s.tr.orphans.clear()
 	s.reset(resetClaim)
 	s.noReplayBefore = time.Now().Add(s.ix.timing.replayHold) // who lied would do it again

@@ -46,7 +46,7 @@ func (s *stream) live(ctx context.Context, m message) error {
 	before, contradicted := s.cur.live, s.contradicted(m.seq, s.arrived)
 	v := s.cur.see(m.seq)
 	if v == duplicate && contradicted && m.seq > before {
-		if err := s.believeLive(ctx, m.seq); err != nil {
+		if err := s.believeLive(ctx, m.seq, "the stream was said to be far ahead of what its live socket brings"); err != nil {
 			return err
 		}
 		v = s.cur.place(m.seq)
@@ -62,6 +62,12 @@ func (s *stream) live(ctx context.Context, m message) error {
 	}
 	if v == ahead {
 		if err := s.closeGap(ctx, m.seq); err != nil {
+			return err
+		}
+		v = s.cur.place(m.seq)
+	}
+	if v == duplicate && m.seq != before && !s.cur.same(m) {
+		if err := s.believeLive(ctx, m.seq, "the stream's replay is of another engine process than its live socket"); err != nil {
 			return err
 		}
 		v = s.cur.place(m.seq)

@@ -13,14 +13,21 @@ type cursor struct {
 	base  int64
 	fresh bool // no message of this connection was seen yet
 
-	digest     uint64 // of the message done
-	digestDone int64  // the number that digest belongs to; -1 = none
+	// recent are the last messages of this engine process whose content is known, each at its number modulo the length: a live message
+	// that was translated from a replay already has to be the same one.
+	recent [64]content
 
 	zero      uint64 // digest of message 0, of streams over HTTP
 	zeroKnown bool
 }
 
-func newCursor() cursor { return cursor{live: -1, done: -1, base: -1, digestDone: -1} }
+// content is a message in few bytes; a digest of 0 is none.
+type content struct {
+	seq    int64
+	digest uint64
+}
+
+func newCursor() cursor { return cursor{live: -1, done: -1, base: -1} }
 
 // verdict is what a live number means.
 type verdict int
@@ -65,16 +72,24 @@ func (c *cursor) connected(newest int64) {
 
 // reached goes on after message seq, which somebody else has applied; its digest is 0 where that is not known.
 func (c *cursor) reached(seq int64, digest uint64) {
-	c.done, c.digest, c.digestDone = seq, digest, seq
-	if digest == 0 {
-		c.digestDone = -1
+	c.done = seq
+	c.note(seq, digest)
+}
+
+func (c *cursor) note(seq int64, digest uint64) {
+	if seq >= 0 && digest != 0 {
+		c.recent[seq%int64(len(c.recent))] = content{seq, digest}
 	}
 }
 
 // renewed begins a new engine process, of which done is applied.
 func (c *cursor) renewed(done int64) {
-	c.done, c.base, c.digestDone = done, -1, -1
+	c.done, c.base = done, -1
+	c.forget()
 }
+
+// forget drops what is known of messages that were another process's.
+func (c *cursor) forget() { clear(c.recent[:]) }
 
 // digest is a message's content in 64 bits, 0 for none: equal in all indexers.
 func digest(payload []byte) uint64 { return max(xxh3.Hash(payload), 1) }
@@ -82,12 +97,13 @@ func digest(payload []byte) uint64 { return max(xxh3.Hash(payload), 1) }
 // finish notes that message seq was translated.
 func (c *cursor) finish(seq int64, payload []byte) {
 	c.done = seq
-	c.digest, c.digestDone = digest(payload), seq
+	c.note(seq, digest(payload))
 }
 
-// same says whether a replayed message is the one that was translated under its number; true where that is not known.
+// same says whether a message is the one that was translated under its number; true where that is not known.
 func (c *cursor) same(m message) bool {
-	return m.seq != c.digestDone || digest(m.payload) == c.digest
+	was := c.recent[m.seq%int64(len(c.recent))]
+	return was.seq != m.seq || was.digest == 0 || was.digest == digest(m.payload)
 }
 
 // first notes the content of message 0, and isFirst says whether it was that. A stream over HTTP has no connection
