@@ -66,8 +66,8 @@ func (f *Frontend) readBody(c *gin.Context) (heldBody, error) {
 		return true
 	}
 	conn := http.NewResponseController(c.Writer)
-	_ = conn.SetReadDeadline(time.Now().Add(f.o.BodyTimeout)) // unsupported only by test recorders
-	defer func() { _ = conn.SetReadDeadline(time.Time{}) }()
+	// Unsupported only by test recorders. Where it fails, the server gives the rest no more time than that.
+	_ = conn.SetReadDeadline(time.Now().Add(f.o.BodyTimeout))
 
 	var b bytes.Buffer
 	// What is announced is not there yet: an announcement alone takes no memory, or a few clients that send nothing
@@ -85,6 +85,7 @@ func (f *Frontend) readBody(c *gin.Context) (heldBody, error) {
 			err = errBuffersFull
 		}
 		if err == nil && n < bodyChunk {
+			_ = conn.SetReadDeadline(time.Time{})
 			c.Set(keyBodyRead, true)
 			return heldBody{b.Bytes(), drop}, nil
 		}

@@ -50,11 +50,11 @@ var special = []struct {
 	{netip.MustParsePrefix("0.0.0.0/8"), "unspecified"},
 	{netip.MustParsePrefix("::/128"), "unspecified"},
 	{netip.MustParsePrefix("255.255.255.255/32"), "broadcast"},
-	{netip.MustParsePrefix("100.100.100.200/32"), "metadata"}, // Alibaba
-	{netip.MustParsePrefix("168.63.129.16/32"), "metadata"},   // Azure
-	{netip.MustParsePrefix("192.0.0.192/32"), "metadata"},     // Oracle
-	{netip.MustParsePrefix("fd00:ec2::254/128"), "metadata"},  // AWS
-	{netip.MustParsePrefix("fd20:ce::254/128"), "metadata"},   // Google
+	{netip.MustParsePrefix("100.100.100.200/32"), "a cloud's metadata"}, // Alibaba
+	{netip.MustParsePrefix("168.63.129.16/32"), "a cloud's metadata"},   // Azure
+	{netip.MustParsePrefix("192.0.0.192/32"), "a cloud's metadata"},     // Oracle
+	{netip.MustParsePrefix("fd00:ec2::254/128"), "a cloud's metadata"},  // AWS
+	{netip.MustParsePrefix("fd20:ce::254/128"), "a cloud's metadata"},   // Google
 }
 
 // nat64 carries IPv4 addresses in its last four bytes.
@@ -129,7 +129,7 @@ func (e *AddressError) Error() string {
 		at += " (" + e.Address + ")"
 	}
 	if e.Special != "" {
-		return fmt.Sprintf("%s is a %s address, where no worker is expected: --worker-network allows it", at, e.Special)
+		return fmt.Sprintf("%s is %s, where no worker is expected (--worker-network allows it)", at, e.Special)
 	}
 	return at + " is in none of the networks of workers (--worker-network)"
 }

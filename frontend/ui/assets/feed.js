@@ -5,10 +5,10 @@ const KEPT = 'warmroute-token';
 let token = sessionStorage.getItem(KEPT) || '';
 let asking = null; // a promise while the dialog is open
 
-// ask opens the dialog and waits for a token.
-function ask(wrong) {
+// ask opens the dialog and waits for a token; why says what is wrong with the last one.
+function ask(why) {
   asking ||= new Promise((given) => {
-    $('ask-why').textContent = wrong ? 'That token is not the right one.' : 'It is kept in this tab only, and sent with each request.';
+    $('ask-why').textContent = why || 'It is kept in this tab only, and sent with each request.';
     const dialog = $('ask');
     dialog.oncancel = (e) => e.preventDefault(); // there is nothing behind it
     $('ask-form').onsubmit = (e) => {
@@ -32,9 +32,12 @@ export async function request(path, options = {}) {
     const headers = { ...options.headers };
     if (sent) headers.Authorization = `Bearer ${sent}`;
     const answer = await fetch(path, { ...options, headers, cache: 'no-store', credentials: 'omit' });
-    if (answer.status !== 401) return answer;
+    const ours = (answer.headers.get('WWW-Authenticate') || '').includes('realm="warmroute"'); // and not an engine's
+    if (!ours) return answer;
     await answer.text(); // done with
-    if (sent === token) await ask(sent !== '');
+    if (sent !== token) continue;
+    if (answer.status === 403) await ask('That token is for something else: this page takes one for queries.');
+    else await ask(sent && 'That token is not the right one.');
   }
 }
 
