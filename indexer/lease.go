@@ -187,9 +187,13 @@ func (s *stream) revive() error {
 	return errAgain
 }
 
-// leave gives a worker up for good that nobody has seen for very long, unless it is in this indexer's configuration.
+// leave gives a worker up for good that nobody has seen for very long by this indexer's clock, unless it is in its configuration.
 func (s *stream) leave(ctx context.Context, st store.Stream, now time.Time) error {
-	if s.configured || now.Sub(st.Updated) < s.ix.opts.LeaseForget {
+	if s.lease.since.IsZero() || !st.Updated.Equal(s.lease.updated) { // others may see it alive
+		s.lease.since, s.lease.updated = now, st.Updated
+	}
+	away := now.Sub(s.lease.since)
+	if s.configured || away < s.ix.opts.LeaseForget {
 		return nil
 	}
 	if o, err := s.ix.opts.Store.Remove(ctx, st); err != nil {
@@ -198,7 +202,7 @@ func (s *stream) leave(ctx context.Context, st store.Stream, now time.Time) erro
 	} else if o != store.Applied {
 		return nil
 	}
-	s.log.Warn("the worker was away for too long and is forgotten: it has to be registered again", "for", now.Sub(st.Updated))
+	s.log.Warn("the worker was away for too long and is forgotten: it has to be registered again", "for", away)
 	return store.ErrRemoved
 }
 

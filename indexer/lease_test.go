@@ -325,6 +325,51 @@ func TestLongDeadWorkerIsForgotten(t *testing.T) {
 	}
 }
 
+// How long a worker was away is told by one clock: an indexer whose clock is hours ahead of the others' forgets no worker
+// earlier, nor one that another indexer sees alive.
+func TestClockAheadForgetsNobody(t *testing.T) {
+	for _, renewed := range []bool{false, true} {
+		t.Run(fmt.Sprint(renewed), func(t *testing.T) {
+			st := newStore(t)
+			s := mortal(t, st)
+			s.say(t, 0, payload(stored(nil, 1)))
+			now := time.Now().Add(3 * s.ix.opts.LeaseForget)
+			lapse := func(after time.Duration) error {
+				now = now.Add(after)
+				return s.lapse(t.Context(), now, true)
+			}
+			for range 5 {
+				if err := lapse(s.ix.opts.LeaseGrace); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !s.lease.expired {
+				t.Fatal("the lease has not expired")
+			}
+			var err error
+			for range 4 {
+				if renewed {
+					eventually(t, func() string { // its clock has to have moved on
+						if o, err := st.Touch(t.Context(), s.st); o != store.Applied || err != nil {
+							t.Fatal(o, err)
+						}
+						if now, _, err := st.Stream(t.Context(), s.id); err != nil || now.Updated.Equal(s.lease.updated) {
+							return fmt.Sprint("not renewed ", err)
+						}
+						return ""
+					})
+				}
+				if err = lapse(s.ix.opts.LeaseForget / 2); err != nil {
+					break
+				}
+			}
+			if errors.Is(err, store.ErrRemoved) == renewed {
+				t.Fatalf("lapse: %v", err)
+			}
+		})
+	}
+}
+
 // Held leases end after all when the silence lasts: an index without news for that long is a guess.
 func TestHoldEnds(t *testing.T) {
 	st := newStore(t)
