@@ -41,7 +41,8 @@ func serveProfiles(ctx context.Context, l net.Listener) error {
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	defer context.AfterFunc(ctx, func() { _ = s.Close() })() // a profile that is being taken is of no use any more
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
