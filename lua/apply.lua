@@ -12,7 +12,7 @@
 -- ARGV[1] gen      generation that the caller believes in
 -- ARGV[2] first    sequence number of the first message
 -- ARGV[3] last     sequence number of the last message
--- ARGV[4] flags    may contain f (apply over a gap), s (count no copies), k (keep the watermark: what is stored comes from elsewhere than the stream)
+-- ARGV[4] flags    may contain f (apply over a gap), s (count no copies, nor those that were counted before), k (keep the watermark: what is stored comes from elsewhere than the stream)
 --                  and p (a part that others follow: the watermark stays, and since it may be repeated no copies are counted)
 -- ARGV[5] now_ms   the caller's clock, for updated_ms
 -- ARGV[6] marks    "seq:index ..." the ARGV index at which each message's operations begin
@@ -79,6 +79,9 @@ end
 
 local byte, char, sub, rep, floor = string.byte, string.char, string.sub, string.rep, math.floor
 local call = redis.call
+if not keep and string.find(flags, 's', 1, true) then
+  call('UNLINK', KEYS[6], KEYS[7], KEYS[8])  -- counted before the worker was registered so: one removal has to be enough
+end
 local slot = tonumber(have[3])
 local at = floor(slot / 2) + 1  -- byte of the nibble string that holds this slot: low nibble = even slot
 local high = slot % 2 == 1

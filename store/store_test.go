@@ -266,10 +266,11 @@ func testCopiesAreCounted(t *testing.T, url string) {
 	apply(t, s, &a, 5, store.Applied, storeAll("a", kvcache.Device, p[0]))
 	want(t, s, p, holds)
 
-	// In set mode one removal is enough.
+	// In set mode one removal is enough, whatever was counted before.
+	apply(t, s, &a, 6, store.Applied, storeAll("a", kvcache.Device, p[0], p[0], p[1]))
 	var b store.Batch
 	b.Set = true
-	b.Message(6)
+	b.Message(7)
 	storeAll("a", kvcache.Device, p[0])(&b)
 	removeAll("a", kvcache.Device, p[0])(&b)
 	applyBatch(t, s, &a, &b, store.Applied)
