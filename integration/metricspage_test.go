@@ -16,6 +16,7 @@ import (
 	"github.com/warmroute/warmroute/frontend"
 	"github.com/warmroute/warmroute/indexer"
 	"github.com/warmroute/warmroute/store"
+	"github.com/warmroute/warmroute/tracing"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md")
@@ -82,6 +83,13 @@ func metricsPage(t *testing.T) []byte {
 	section("Both: the index", func(r *recorder) { newStore(r) })
 	section("Frontends", func(r *recorder) {
 		if _, err := frontend.New(frontend.Options{Index: newStore(nil), Registerer: r, Gatherer: r}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	section("Frontends that trace requests", func(r *recorder) {
+		t.Setenv("OTEL_SDK_DISABLED", "")
+		t.Setenv("OTEL_TRACES_EXPORTER", "")
+		if _, err := tracing.New(t.Context(), tracing.Options{Endpoint: "http://127.0.0.1:1", Registerer: r}); err != nil {
 			t.Fatal(err)
 		}
 	})
