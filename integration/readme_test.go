@@ -88,20 +88,39 @@ func TestDocumentationLinksLeadSomewhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guides, err := filepath.Glob("../docs/guides/*.md")
+	deeper, err := filepath.Glob("../docs/*/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	pages = append(pages, guides...)
+	pages = append(pages, deeper...)
 	for _, page := range append(pages, "../deploy/README.md", "../README.md", "../CONTRIBUTING.md", "../CHANGELOG.md") {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
-				t.Errorf("%s links to %s: %v", page, m[1], err)
+			target, err := os.ReadFile(filepath.Join(filepath.Dir(page), m[1]))
+			if info, missing := os.Stat(filepath.Join(filepath.Dir(page), m[1])); missing != nil {
+				t.Errorf("%s links to %s: %v", page, m[1], missing)
+			} else if anchor := strings.TrimPrefix(m[2], "#"); anchor != "" && !info.IsDir() && (err != nil || !hasHeading(string(target), anchor)) {
+				t.Errorf("%s links to %s, which has no heading %s", page, m[1], anchor)
+			}
+		}
+		for _, m := range regexp.MustCompile(`\]\(#([^)]+)\)`).FindAllStringSubmatch(string(text), -1) {
+			if !hasHeading(string(text), m[1]) {
+				t.Errorf("%s links to its heading %s, which it has not", page, m[1])
 			}
 		}
 	}
+}
+
+// hasHeading reports whether a page has the heading that GitHub gives an anchor.
+func hasHeading(page, anchor string) bool {
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(page, -1) {
+		slug := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		if strings.ReplaceAll(slug, " ", "-") == anchor {
+			return true
+		}
+	}
+	return false
 }

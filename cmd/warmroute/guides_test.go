@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,10 +22,14 @@ func TestDocumentsCommandsParse(t *testing.T) {
 	if err != nil || len(guides) < 4 {
 		t.Fatalf("guides: %v, %v", guides, err)
 	}
+	appendix, err := filepath.Glob("../../docs/appendix/*.md")
+	if err != nil || len(appendix) == 0 {
+		t.Fatalf("appendix: %v, %v", appendix, err)
+	}
 	block := regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```")
 	commands, files := 0, 0
 	t.Setenv("REDIS", "redis://127.0.0.1:6379")
-	for _, page := range append(pages, guides...) {
+	for _, page := range slices.Concat(pages, guides, appendix) {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
