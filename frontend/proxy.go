@@ -17,6 +17,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/warmroute/warmroute/frontend/breaker"
+	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/frontend/openai"
 )
 
@@ -209,7 +210,7 @@ func (f *Frontend) roundTrip(req *http.Request) (*http.Response, error) {
 
 func (f *Frontend) workerFailed(x *exchange, reason string, err error) {
 	f.metrics.upstreamError.WithLabelValues(reason).Inc()
-	f.o.Logger.Debug("worker failed a request", "worker", x.chosen.Worker, "reason", reason, "error", err)
+	f.o.Logger.Debug("worker failed a request", "worker", x.chosen.Worker, "reason", reason, "error", fleet.Cause(err))
 }
 
 // maxRisked is how many workers a request may reach that may have begun with it: one that kills engines must not

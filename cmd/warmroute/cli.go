@@ -76,6 +76,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 		command = cmd.Selected().FullPath()
 	}
 	if err == nil {
+		libraries{logger}.listen()
 		cmd.BindTo(ctx, (*context.Context)(nil))
 		cmd.Bind(std, logger)
 		err = cmd.Run()

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"io"
+	"log"
 	"log/slog"
+	"regexp"
 )
 
 // logOptions are the settings of the log, which goes to standard error.
@@ -48,4 +50,21 @@ func (o logOptions) logger(w io.Writer) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// libraries is where libraries write who know of no other log than the standard one, such as net/http.
+type libraries struct{ logger *slog.Logger }
+
+// quoted is what net/http repeats of what a worker sent, such as a part of an answer too much, which is nobody's business here.
+var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`)
+
+// Write makes a line of the log of a library's.
+func (l libraries) Write(p []byte) (int, error) {
+	l.logger.Debug("a library says", "text", string(quoted.ReplaceAll(p, []byte(`"…"`))))
+	return len(p), nil
+}
+
+func (l libraries) listen() {
+	log.SetFlags(0)
+	log.SetOutput(l)
 }

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -137,6 +139,39 @@ func TestHealthFollowsTheWorker(t *testing.T) {
 	f.Refresh(t.Context())
 	if f.Snapshot().Healthy() != 0 {
 		t.Error("a worker that refuses connections counts as healthy")
+	}
+}
+
+// What comes instead of an answer may be of a prompt, since polls and requests share connections: it is not repeated.
+func TestCauseRepeatsNothing(t *testing.T) {
+	said := make(chan string, 1)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, <-said)
+			_ = c.Close()
+		}
+	}()
+	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: "http://" + l.Addr().String()}}})
+	for _, s := range []string{"xyzzy\r\n", "HTTP/1.1 xyzzy\r\n\r\n", "HTTP/1.1 200 OK\r\nxyzzy plugh: 1\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: xyzzy\r\n\r\n"} {
+		said <- s
+		f.Refresh(t.Context())
+		if cause := f.Snapshot().Nodes()[0].Cause; cause != "what it answers is no HTTP" {
+			t.Errorf("%q: the cause is %q", s, cause)
+		}
+	}
+	_ = l.Close()
+	f.Refresh(t.Context())
+	if cause := f.Snapshot().Nodes()[0].Cause; !strings.Contains(cause, "refused") {
+		t.Errorf("nobody there: %q", cause)
 	}
 }
 

@@ -2,12 +2,15 @@ package fleet
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
+	"syscall"
 	"time"
 )
 
@@ -145,10 +148,29 @@ func (f *Fleet) get(ctx context.Context, url string, limit int64) ([]byte, error
 	return io.ReadAll(io.LimitReader(res.Body, limit))
 }
 
+// Cause says why a request got no answer. What a worker has sent, which may be of a prompt, is not in it: net/http repeats what it cannot
+// read.
+func Cause(err error) string {
+	var (
+		network     net.Error
+		certificate *tls.CertificateVerificationError
+		record      tls.RecordHeaderError
+		alert       tls.AlertError
+	)
+	known := errors.As(err, &network) || errors.As(err, &certificate) || errors.As(err, &record) || errors.As(err, &alert)
+	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, context.Canceled, http.ErrSchemeMismatch, syscall.ECONNRESET, syscall.EPIPE} {
+		known = known || errors.Is(err, e)
+	}
+	if known || err.Error() == "http: server closed idle connection" {
+		return err.Error()
+	}
+	return "what it answers is no HTTP"
+}
+
 // unreachableError is a request without an answer.
 type unreachableError struct{ err error }
 
-func (e *unreachableError) Error() string { return e.err.Error() }
+func (e *unreachableError) Error() string { return Cause(e.err) }
 func (e *unreachableError) Unwrap() error { return e.err }
 
 // statusError is an answer that is not 200.
