@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -398,6 +401,41 @@ func TestReceiverAwayCostsNoRequest(t *testing.T) {
 			f.wantIdle()
 			r.Close()
 		})
+	}
+}
+
+// docs/operations.md has every span and every attribute, and no others.
+func TestTracesAreDocumented(t *testing.T) {
+	source, err := os.ReadFile("trace.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## Traces\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	names := func(expr, text string) []string {
+		var out []string
+		for _, m := range regexp.MustCompile(expr).FindAllStringSubmatch(text, -1) {
+			out = append(out, m[1])
+		}
+		slices.Sort(out)
+		return slices.Compact(out)
+	}
+	code := names(`attribute\.Key\("(?:warmroute\.)?([\w.]+)"\)`, string(source))
+	docs := names("`(?:warmroute)?\\.?((?:http\\.)?[a-z][a-z_.]+)`", strings.Join(regexp.MustCompile("(?m)^\\| `.*$").FindAllString(section, -1), "\n"))
+	docs = slices.DeleteFunc(docs, func(s string) bool {
+		return slices.Contains([]string{spanTokenize, spanHash, spanLookup, spanSelect, spanUpstream, "warmroute_tokenize_total", "warmroute_selected_total"}, s) && !slices.Contains(code, s)
+	})
+	if !slices.Equal(code, docs) || len(code) < 10 {
+		t.Errorf("attributes of the code: %v\nof docs/operations.md: %v", code, docs)
+	}
+	for _, s := range names(`span\w+\s+= "(\w+)"`, string(source)) {
+		if !strings.Contains(section, "\n| `"+s+"` |") {
+			t.Errorf("docs/operations.md lacks the span %s", s)
+		}
 	}
 }
 
