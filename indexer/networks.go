@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/indexer/zmtp"
@@ -36,8 +37,10 @@ func (o Options) places() []string {
 	return out
 }
 
-// mayFollow refuses a publisher at an address that workers may not have.
+// mayFollow refuses a publisher at an address that workers may not have. Where the resolver does not answer soon, the dial will tell.
 func (ix *Indexer) mayFollow(ctx context.Context, p *publisher) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	if place, ok := guard.Place(p.reg.URL); ok {
 		host, _, err := net.SplitHostPort(place)
 		if err == nil {
