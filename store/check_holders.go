@@ -21,8 +21,8 @@ type bit struct {
 // verifyStep is how many blocks one atomic comparison takes.
 const verifyStep = 500
 
-// checkPart is about how many blocks of a shard are compared at a time; each takes some 100 bytes of memory.
-const checkPart = 1 << 20
+// checkPart is about how many blocks of a shard are compared at a time; each takes some 100 bytes of memory, the garbage of comparing included.
+const checkPart = 1 << 19
 
 // size is about how many different blocks the shard has.
 func (x *shardCheck) size(ctx context.Context, sets map[bit]string) (blocks int64, err error) {
@@ -118,7 +118,9 @@ func (x *shardCheck) comparePart(ctx context.Context, sets map[bit]string, live 
 		return err
 	}
 	for b, nibbles := range x.missing {
-		x.differ(b.String(), nibbles, "")
+		if nibbles != compared {
+			x.differ(b.String(), nibbles, "")
+		}
 	}
 	wrong := map[string]bool{}
 	for at, blocks := range x.suspect {
@@ -211,9 +213,8 @@ func canonical(text string) (kvcache.BlockHash, bool) {
 	return b, err == nil && b.String() == text
 }
 
-// readHolders takes from what is missing what holders has, and notes where it differs.
+// readHolders marks what holders has of what is missing, and notes where it differs.
 func (x *shardCheck) readHolders(ctx context.Context) error {
-	seen := map[string]bool{} // a scan may bring a field twice
 	iter := x.s.write.HScan(ctx, x.shard.keys.holders(), 0, "", dumpStep).Iterator()
 	for iter.Next(ctx) {
 		field := iter.Val()
@@ -221,20 +222,27 @@ func (x *shardCheck) readHolders(ctx context.Context) error {
 			break
 		}
 		b, ok := canonical(field)
-		if !x.mine(b, ok) || seen[field] {
+		if !x.mine(b, ok) {
 			continue
 		}
-		seen[field] = true
-		x.r.Holders++
-		want := ""
+		want, known := "", false
 		if ok {
-			want = x.missing[b]
-			delete(x.missing, b)
+			want, known = x.missing[b]
 		}
+		if known && want == compared { // a scan may bring a field twice
+			continue
+		}
+		if known {
+			x.missing[b] = compared
+		}
+		x.r.Holders++
 		x.differ(field, want, iter.Val())
 	}
 	return iter.Err()
 }
+
+// compared is what a block that holders has is no longer missing: no nibble string of a sorted set is empty.
+const compared = ""
 
 // differ notes the bits that tell two nibble strings apart.
 func (x *shardCheck) differ(block, want, have string) {
