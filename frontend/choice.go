@@ -78,6 +78,10 @@ func nobody(s *fleet.Snapshot, tenant string, p pin) error {
 			return refuse(http.StatusBadRequest, "worker_not_found", "the pinned worker does not exist")
 		case p.rank >= 0 && !slices.Contains(n.Ranks, p.rank):
 			return refuse(http.StatusBadRequest, "rank_not_found", "the pinned worker has no rank "+strconv.Itoa(p.rank))
+		case n.State == fleet.Draining:
+			return unavailable("no_workers", "the pinned worker "+n.ID+" is draining and gets no new requests")
+		case n.State != fleet.Healthy:
+			return unavailable("no_workers", "the pinned worker "+n.ID+" is not answering; try again")
 		}
 		return errNoWorkers
 	}
@@ -106,6 +110,8 @@ type want struct {
 	lease time.Duration
 	// local: the loads in Redis are not to be asked.
 	local bool
+	// pinned: the request restricts the choice.
+	pinned bool
 }
 
 // placed is where a request goes.
@@ -183,8 +189,12 @@ func (f *Frontend) place(ctx context.Context, w *want, list []candidate, take fu
 	return p, nil
 }
 
-// explain says why a choice by cost is what it is.
+// explain says why a choice is what it is.
 func (w *want) explain(p *placed) {
+	if w.pinned {
+		p.reason = reasonPinned
+		return
+	}
 	if p.policy != PolicyKV || p.reason != reasonPolicy {
 		return
 	}
@@ -339,9 +349,9 @@ func (f *Frontend) choose(ctx context.Context, x *exchange) error {
 			return errNoWorkers
 		}
 		pool := target.Pool.String()
-		f.selected(pool, &p, x.pin)
+		f.selected(pool, &p)
 		if x.inference {
-			f.decided(x.path, &w, &p, x.pin, len(x.tried), x.start)
+			f.decided(x.path, &w, &p, len(x.tried), x.start)
 		}
 		f.metrics.workerRequests.WithLabelValues(x.chosen.Worker).Inc()
 		f.predict(x, target.Pool)
@@ -360,7 +370,7 @@ func (f *Frontend) choose(ctx context.Context, x *exchange) error {
 func (f *Frontend) wantOf(x *exchange, pool kvcache.PoolID) want {
 	w := want{
 		pool: pool, k: &x.knowledge, policy: f.policy(&x.knowledge), weights: f.o.Weights, session: x.session,
-		tokens: x.tokens, conversation: x.conversation, prefix: x.prefix,
+		tokens: x.tokens, conversation: x.conversation, prefix: x.prefix, pinned: !x.pin.any(),
 		id: f.nextID(), lease: f.o.LoadLease, local: f.o.Index == nil || x.bypass || x.state == kvcache.Degraded,
 	}
 	if w.tokens == 0 {
@@ -371,10 +381,6 @@ func (f *Frontend) wantOf(x *exchange, pool kvcache.PoolID) want {
 }
 
 // selected counts a choice.
-func (f *Frontend) selected(pool string, placed *placed, p pin) {
-	reason := placed.reason
-	if !p.any() {
-		reason = reasonPinned
-	}
-	f.metrics.selected.WithLabelValues(pool, placed.policy, reason).Inc()
+func (f *Frontend) selected(pool string, p *placed) {
+	f.metrics.selected.WithLabelValues(pool, p.policy, p.reason).Inc()
 }

@@ -38,6 +38,7 @@ import (
 	"github.com/warmroute/warmroute/frontend/reserve"
 	"github.com/warmroute/warmroute/frontend/ui"
 	"github.com/warmroute/warmroute/guard"
+	"github.com/warmroute/warmroute/kvcache"
 )
 
 // Frontend serves.
@@ -87,7 +88,10 @@ func New(o Options) (*Frontend, error) {
 	f.inFlight = inflight.New(f.metrics.inFlight, func(id string) bool { return f.fleet.Snapshot().HasID(id) })
 	f.breakers = breaker.New(breaker.Options[fleet.Key]{Failures: o.BreakerFailures, Pause: o.BreakerPause, Changed: f.breakerChanged})
 	if o.Index != nil {
-		f.keeper = reserve.New(reserve.Options{Leases: o.Index, Lease: o.LoadLease, Registerer: o.Registerer})
+		f.keeper = reserve.New(reserve.Options{
+			Leases: o.Index, Lease: o.LoadLease, Registerer: o.Registerer,
+			Pools: func() []kvcache.PoolID { return f.fleet.Snapshot().Pools() },
+		})
 		f.recorder = predict.New(predict.Options{Index: o.Index, Registerer: o.Registerer})
 	}
 	f.judge = feedback.New(feedback.Options{Changed: f.judged, Registerer: o.Registerer})

@@ -35,6 +35,7 @@ type engine struct {
 	tokens func(w http.ResponseWriter, r *http.Request, body []byte) // /tokenize
 
 	vanished atomic.Bool // it takes connections, and answers no poll
+	drains   atomic.Bool // /health is 503
 
 	mu       sync.Mutex
 	requests []*http.Request // of OpenAI routes
@@ -62,6 +63,9 @@ func (e *engine) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case r.URL.Path == "/health":
+		if e.drains.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
 	case r.URL.Path == "/v1/models":
 		_, _ = io.WriteString(w, e.models)
 	case r.URL.Path == "/tokenize" && !bytes.Contains(body, []byte(`"proxied"`)):
@@ -231,6 +235,8 @@ func (x *fakeIndex) Predict(_ context.Context, p kvcache.PoolID, w kvcache.Worke
 func (x *fakeIndex) Loads(context.Context, kvcache.PoolID) (map[kvcache.WorkerRank]store.Load, error) {
 	return x.shared, x.err
 }
+
+func (x *fakeIndex) Reap(context.Context, kvcache.PoolID) error { return x.err }
 
 func (x *fakeIndex) Links() []store.LinkStatus { return x.links }
 

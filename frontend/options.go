@@ -106,7 +106,8 @@ type Options struct {
 	// SessionTTL is for how long after its last request a session (x-session-id) stays on its worker rank. Default 10 min;
 	// negative means that sessions do not decide.
 	SessionTTL time.Duration
-	// SessionSlack is by how many blocks a session's worker rank may be dearer than the cheapest. Default 64; negative means none.
+	// SessionSlack is by how much cost a session's worker rank may be dearer than the cheapest: with the default weights a block
+	// to compute costs 32, one under way 1. Default 64; negative means none.
 	SessionSlack float64
 	// EventsOff names the models whose engines publish no KV events; "*" means all. For them the index holds what was routed
 	// where, for EventsOffTTL after its last use; where no token ids can be had, chunks of the prompt's text stand for

@@ -192,7 +192,7 @@ const maxKept = 128
 
 // decided tells the page of a choice. Explaining it is left to whoever looks, so that what is kept must hold no part of
 // the request.
-func (f *Frontend) decided(endpoint string, w *want, p *placed, pin pin, retry int, since time.Time) {
+func (f *Frontend) decided(endpoint string, w *want, p *placed, retry int, since time.Time) {
 	k := &knowledge{blockSize: w.k.blockSize, state: w.k.state, reason: w.k.reason, tokens: w.k.tokens, blocks: w.k.blocks}
 	c := p.chosen()
 	d := &ui.Decision{
@@ -205,9 +205,6 @@ func (f *Frontend) decided(endpoint string, w *want, p *placed, pin pin, retry i
 	}
 	asked := want{k: k, weights: w.weights, tokens: w.tokens}
 	kept, omitted := p.firstOf(maxKept)
-	if !pin.any() {
-		kept.reason = reasonPinned
-	}
 	d.Explain = func() any {
 		e := explain(&asked, &kept)
 		if n := len(e.Candidates); n > shownCandidates {

@@ -202,6 +202,6 @@ func BenchmarkDecided(b *testing.B) {
 	w := want{pool: llama, k: &knowledge{blockSize: 16, state: kvcache.Exact, tokens: 1600, blocks: 100, spent: time.Millisecond}, tokens: 1600}
 	b.ReportAllocs()
 	for b.Loop() {
-		f.decided("/v1/completions", &w, &p, pin{rank: -1}, 0, time.Time{})
+		f.decided("/v1/completions", &w, &p, 0, time.Time{})
 	}
 }

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -389,5 +391,26 @@ func TestUpstreamURLWithPath(t *testing.T) {
 	}
 	if got := paths[len(paths)-1]; got != "/base/v1/completions?a=b" {
 		t.Errorf("path %s", got)
+	}
+}
+
+// Who pins a request to a worker that gets no new ones is told its name and why.
+func TestPinnedWorkerThatDrainsIsNamed(t *testing.T) {
+	e1, e2 := newEngine(t, "w1"), newEngine(t, "w2")
+	f := start(t, Options{Workers: []Worker{e1.worker(), e2.worker()}, PollInterval: 10 * time.Millisecond})
+	state := func(id string) fleet.State {
+		return f.fleet.Snapshot().Node(fleet.KeyOf(kvcache.DefaultTenant, id)).State
+	}
+	e1.drains.Store(true)
+	f.eventually("w1 drains", func() bool { return state("w1") == fleet.Draining })
+	e2.vanished.Store(true)
+	f.eventually("w2 is away", func() bool { return state("w2") == fleet.Unhealthy })
+	body, _ := prompt(64)
+	for id, says := range map[string]string{"w1": "the pinned worker w1 is draining", "w2": "the pinned worker w2 is not answering"} {
+		res, text := f.post(completions, body, "x-worker-instance-id", id)
+		wantError(t, res, text, 503, "no_workers")
+		if !strings.Contains(text, says) {
+			t.Errorf("%s, want %q", text, says)
+		}
 	}
 }

@@ -71,8 +71,8 @@ func (f *Frontend) selectFor(c *gin.Context, reserves bool) (*selection, error) 
 		again := placed{list: []candidate{*w}}
 		p.held = f.askLoads(ctx, &r.want, &again, choose.Weights{}) && again.held
 	}
-	f.selected(r.want.pool.String(), &p, r.pin)
-	f.decided(c.FullPath(), &r.want, &p, r.pin, 0, time.Time{})
+	f.selected(r.want.pool.String(), &p)
+	f.decided(c.FullPath(), &r.want, &p, 0, time.Time{})
 	k, o := r.want.k, w.overlap
 	s := &selection{
 		WorkerID: w.Worker, Rank: w.Rank, Endpoint: w.node.URL.String(), BlockSize: k.blockSize,
@@ -147,7 +147,7 @@ func (f *Frontend) readSelect(c *gin.Context) (*selecting, error) {
 	r.want = want{
 		pool: q.pool, k: k, policy: f.policy(k), weights: weights, session: q.session, tokens: tokens,
 		blocks:       (tokens + q.Output + k.blockSize - 1) / k.blockSize,
-		conversation: q.conversation, prefix: q.prefix, local: f.o.Index == nil || k.state == kvcache.Degraded,
+		conversation: q.conversation, prefix: q.prefix, local: f.o.Index == nil || k.state == kvcache.Degraded, pinned: !r.pin.any(),
 	}
 	return r, nil
 }

@@ -242,6 +242,10 @@ func TestExplain(t *testing.T) {
 		got.Weights.Miss != choose.Default.Miss || first.Worker != "worker-number-150" || first.Overlap.Device != 4 || *first.Cost != 0 || second.Worker != "worker-number-007" || *second.Cost != 2*choose.Default.PrefillScale*choose.Default.Miss {
 		t.Errorf("%s", head)
 	}
+	res, _ = f.post(completions, body, "x-kv-explain", "1", headerAllowed, "worker-number-150,worker-number-007")
+	if err := json.Unmarshal([]byte(res.Header.Get(headerExplain)), &got); err != nil || got.Reason != reasonPinned {
+		t.Errorf("restricted: %v: %s", err, res.Header.Get(headerExplain))
+	}
 	ids, _ := json.Marshal(tokens)
 	_, text := f.post("/select?explain=1", fmt.Sprintf(`{"model":"llama","token_ids":%s}`, ids))
 	var s selection

@@ -127,14 +127,23 @@ func (s *Store) changeLeases(ctx context.Context, id kvcache.PoolID, op string, 
 	return found, reaped, nil
 }
 
-// Loads is what every worker rank of a pool has under way; one without a lease is absent. Leases that have
-// ended are freed first, all of them.
-func (s *Store) Loads(ctx context.Context, id kvcache.PoolID) (map[kvcache.WorkerRank]Load, error) {
+// Reap frees the leases of a pool that have ended. Whatever else is done with leases frees some first, so this is for a pool
+// that nobody uses.
+func (s *Store) Reap(ctx context.Context, id kvcache.PoolID) error {
 	for reaped := reapedPerCall; reaped == reapedPerCall; {
 		var err error
 		if _, reaped, err = s.changeLeases(ctx, id, "renew", nil); err != nil {
-			return nil, err
+			return err
 		}
+	}
+	return nil
+}
+
+// Loads is what every worker rank of a pool has under way; one without a lease is absent. Leases that have
+// ended are freed first, all of them.
+func (s *Store) Loads(ctx context.Context, id kvcache.PoolID) (map[kvcache.WorkerRank]Load, error) {
+	if err := s.Reap(ctx, id); err != nil {
+		return nil, err
 	}
 	bounded, cancel := s.bound(ctx)
 	defer cancel()

@@ -67,7 +67,7 @@ type Ask struct {
 	Busy Load
 
 	// Session keeps requests of one name on one worker rank: it stays where the last one was, for SessionTTL after it,
-	// unless that is no candidate or busy, or its cost exceeds the cheapest by more than SessionSlack blocks. "" = none.
+	// unless that is no candidate or busy, or its cost exceeds the cheapest by more than SessionSlack. "" = none.
 	Session      string
 	SessionTTL   time.Duration
 	SessionSlack float64

@@ -26,6 +26,7 @@ type Leases interface {
 	OutputBlocks(ctx context.Context, pool kvcache.PoolID, lease string, n int) (bool, error)
 	Renew(ctx context.Context, pool kvcache.PoolID, leases ...string) (ended []string, err error)
 	Release(ctx context.Context, pool kvcache.PoolID, lease string) (bool, error)
+	Reap(ctx context.Context, pool kvcache.PoolID) error
 }
 
 // Options configures a Keeper.
@@ -34,6 +35,9 @@ type Options struct {
 	Leases Leases
 	// Lease is how long a reservation lives without renewal. All are renewed three times as often. Default 15 s.
 	Lease time.Duration
+	// Pools lists the pools whose ended leases are freed as often as the others are renewed, though no request comes: those of
+	// frontends that died would stay. Default: none.
+	Pools func() []kvcache.PoolID
 	// Queue bounds the reservations that have news for Redis. Default 16,384.
 	Queue int
 	// Timeout bounds each call. Default 250 ms.
@@ -268,6 +272,15 @@ func (k *Keeper) renew(ctx context.Context) {
 		}
 	}
 	k.mu.Unlock()
+	if k.o.Pools != nil {
+		for _, pool := range k.o.Pools() {
+			if ids[pool] == nil {
+				bounded, cancel := context.WithTimeout(ctx, k.o.Timeout)
+				_ = k.o.Leases.Reap(bounded, pool) // nobody waits for it, and it comes round again
+				cancel()
+			}
+		}
+	}
 	for pool, list := range ids {
 		bounded, cancel := context.WithTimeout(ctx, 4*k.o.Timeout)
 		lost, err := k.o.Leases.Renew(bounded, pool, list...)

@@ -62,6 +62,10 @@ func (l *leases) Release(ctx context.Context, _ kvcache.PoolID, id string) (bool
 	return true, l.say(ctx, "release %s", id)
 }
 
+func (l *leases) Reap(ctx context.Context, p kvcache.PoolID) error {
+	return l.say(ctx, "reap %s", p.Model)
+}
+
 func (l *leases) want(t *testing.T, want ...string) {
 	t.Helper()
 	synctest.Wait()
@@ -202,5 +206,25 @@ func TestNobodyWaits(t *testing.T) {
 		if len(k.queue) > 10 || len(k.live) != 0 {
 			t.Errorf("%d in the queue, %d pools kept", len(k.queue), len(k.live))
 		}
+	})
+}
+
+// A pool without requests of this frontend may have leases of one that died.
+func TestIdlePoolsAreReaped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &leases{}
+		idle := kvcache.PoolID{Tenant: "default", Model: "idle"}
+		k := New(Options{Leases: l, Pools: func() []kvcache.PoolID { return []kvcache.PoolID{pool, idle} }})
+		ctx, cancel := context.WithCancel(t.Context())
+		var ended sync.WaitGroup
+		ended.Go(func() { k.Run(ctx) })
+		k.Take(pool, ask("a"), true)
+		time.Sleep(5 * time.Second)
+		l.want(t, "reap idle", "renew a")
+		l.set(func() { l.err = errors.New("away") })
+		time.Sleep(5 * time.Second)
+		l.want(t, "reap idle", "renew a")
+		cancel()
+		ended.Wait()
 	})
 }
