@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,12 +21,40 @@ type LookupOptions struct {
 }
 
 // The chunks in which a prompt's blocks are asked for: small first, because most prompts that
-// nobody holds show it in their first blocks, then larger, because each chunk costs a round trip.
+// nobody holds show it in their first blocks, then larger, because each chunk costs a round trip. Where most prompts
+// are held beyond that, the first is as large as they have lately been held ([reach]).
 const (
 	firstChunk  = 64
 	chunkGrowth = 8
 	maxPerCall  = 2048 // fields of one HMGET: bounds how long Redis is busy with it
 )
+
+// reach is how far somebody has held the prompts of a shard's last lookups. It only saves time, so that lookups at the
+// same time may lose each other's part of it.
+type reach struct {
+	share atomic.Int32 // of prompts beyond the first chunk, in 256ths
+	depth atomic.Int32 // of those prompts, in blocks
+}
+
+// chunk is how many blocks to ask for first.
+func (r *reach) chunk() int {
+	if r.share.Load() <= 128 {
+		return firstChunk
+	}
+	return min(max(int(r.depth.Load())*5/4, firstChunk), maxPerCall)
+}
+
+// learn takes in a lookup of more than the first chunk. Somebody holds the first of the blocks, up to depth.
+func (r *reach) learn(depth int) {
+	share := r.share.Load()
+	if depth < firstChunk {
+		r.share.Store(share - (share+15)/16)
+		return
+	}
+	r.share.Store(share + (256-share)/16)
+	was := int(r.depth.Load())
+	r.depth.Store(int32(was + (depth-was)/4))
+}
 
 // Lookup finds how far each worker rank holds the prompt whose block hashes are given. It returns
 // within the lookup budget whatever Redis does. The state is Exact with a nil error; Partial or
@@ -187,7 +216,7 @@ func (g gate) leave() { <-g }
 func (sh *shard) lookup(ctx context.Context, c redis.UniversalClient, fields []string) (shardAnswer, error) {
 	var p prefixes
 	version := ""
-	for from, size := 0, firstChunk; ; size *= chunkGrowth {
+	for from, size := 0, sh.reach.chunk(); ; size *= chunkGrowth {
 		to := min(from+size, len(fields))
 		pipe := c.Pipeline()
 		var replies []*redis.StringSliceCmd
@@ -228,6 +257,9 @@ func (sh *shard) lookup(ctx context.Context, c redis.UniversalClient, fields []s
 		if from = to; !warm || from == len(fields) {
 			break
 		}
+	}
+	if len(fields) > firstChunk {
+		sh.reach.learn(p.n - 1)
 	}
 	a := shardAnswer{depths: p.finish(), slots: sh.slots.Load()}
 	if version == "" {
@@ -307,11 +339,22 @@ func (a *shardAnswer) readSizes(ctx context.Context, c redis.UniversalClient, ke
 	return nil
 }
 
-// hexFields writes all hashes into one string and returns its parts: one allocation for all.
+// hexPairs are the digits of every byte.
+var hexPairs = func() (pairs [256][2]byte) {
+	for i := range pairs {
+		copy(pairs[i][:], fmt.Sprintf("%02x", i))
+	}
+	return pairs
+}()
+
+// hexFields writes all hashes into one string and returns its parts.
 func hexFields(blocks []kvcache.BlockHash) []string {
-	text := make([]byte, 0, 16*len(blocks))
-	for _, b := range blocks {
-		text = b.AppendHex(text)
+	text := make([]byte, 16*len(blocks))
+	for i, b := range blocks {
+		digits := (*[16]byte)(text[16*i:])
+		for k := 0; k < 16; k += 2 {
+			*(*[2]byte)(digits[k:]) = hexPairs[byte(b>>(56-4*k))]
+		}
 	}
 	all := string(text)
 	fields := make([]string, len(blocks))

@@ -44,6 +44,7 @@ type shard struct {
 	link   *link
 	gate   gate
 	slots  atomic.Pointer[slotMap]
+	reach  reach
 	forgot atomic.Int64 // when this process last took expired predictions out, in ms
 }
 

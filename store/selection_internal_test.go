@@ -78,6 +78,68 @@ func TestAChoiceIsTwoRoundTrips(t *testing.T) {
 	}
 }
 
+// Prompts that are held far beyond the first chunk take one round trip, where most are; others cost no more than they did.
+func TestFirstChunkFollowsWhatIsHeld(t *testing.T) {
+	s, err := New(Options{URL: storetest.Redis(t).URL, LookupBudget: 10 * time.Second, WriteTimeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	pool, w := kvcache.PoolID{Model: "m"}, kvcache.WorkerRank{Worker: "w"}
+	st, _, err := s.Register(t.Context(), StreamID{Pool: pool, WorkerRank: w}, Registration{BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b Batch
+	b.Message(0)
+	prompt := make([]kvcache.BlockHash, 1000)
+	for i := range prompt {
+		prompt[i] = kvcache.BlockHash(i + 1)
+		if i < 700 {
+			b.Store(kvcache.Device, prompt[i], kvcache.EngineHash(i+1))
+		}
+	}
+	if _, _, err := s.Apply(t.Context(), st, &b); err != nil {
+		t.Fatal(err)
+	}
+	trips := &countTrips{}
+	s.read.AddHook(trips)
+	look := func(blocks []kvcache.BlockHash, want int) int64 {
+		t.Helper()
+		before := trips.n.Load()
+		scores, _, err := s.Lookup(t.Context(), pool, blocks, LookupOptions{})
+		if err != nil || scores.Scores[w].Any != want {
+			t.Fatal(scores, err)
+		}
+		return trips.n.Load() - before
+	}
+	look(prompt, 700) // learns the configuration and the slots
+	if n := look(prompt, 700); n != 3 {
+		t.Errorf("64, 512 and the rest took %d round trips", n)
+	}
+	for range 40 {
+		look(prompt, 700)
+	}
+	if n := look(prompt, 700); n != 1 {
+		t.Errorf("a prompt like those before took %d round trips", n)
+	}
+	for range 40 {
+		look(prompt[:600], 600)
+		look(prompt[:40], 40) // says nothing: it fits into every chunk
+	}
+	if n := look(prompt[:600], 600); n != 1 {
+		t.Errorf("a prompt that is held as a whole took %d round trips", n)
+	}
+	sh := s.pool(pool).config.Load().shards[0]
+	cold := append([]kvcache.BlockHash{1 << 40}, prompt...)
+	for range 40 {
+		look(cold, 0)
+	}
+	if n := sh.reach.chunk(); n != firstChunk {
+		t.Errorf("after prompts that nobody holds, %d blocks are asked for first", n)
+	}
+}
+
 // Whatever was reserved and not heard of is reserved once when it is asked for again, and ends once.
 func TestLostRepliesOfLeases(t *testing.T) {
 	for name, url := range map[string]string{"redis": storetest.Redis(t).URL, "miniredis": second(storetest.Miniredis(t))} {

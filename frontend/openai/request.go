@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"math"
 )
 
 // Endpoint says how the body of a route is to be read.
@@ -65,6 +64,7 @@ type fields struct {
 	model, prompt, promptEmbeds, messages, input, instructions, previous, tools []byte
 	salt, stream, truncate                                                      []byte
 	passed                                                                      [len(passedFields)][]byte
+	ids                                                                         []uint32 // of the last prompt, if that is an array of them
 }
 
 // passedFields decide, next to the prompt, what tokens an engine makes of it. They exist under
@@ -111,7 +111,20 @@ func (r *fields) slot(key string) *[]byte {
 // before it is decoded. The result may share memory with the body.
 func Parse(body []byte, e Endpoint, maxTokens int) (Request, error) {
 	var f fields
-	err := Object(body, func(key string, raw []byte) error {
+	var promptKey string
+	switch e {
+	case Completions:
+		promptKey = "prompt"
+	case Embeddings:
+		promptKey = "input"
+	}
+	read := func(key string, at int) (end int) {
+		if key == promptKey && key != "" && at < len(body) && body[at] == '[' {
+			f.ids, end = idArray(body, at, maxTokens)
+		}
+		return end
+	}
+	err := objectOf(body, read, func(key string, raw []byte) error {
 		if p := f.slot(key); p != nil {
 			*p = raw
 			if isNull(raw) {
@@ -175,6 +188,10 @@ func (f *fields) prompts(r *Request, raw []byte, name string, maxTokens int) err
 		}
 		return bad("%q is missing", name)
 	}
+	if f.ids != nil && kind(raw) == array {
+		r.Tokens, r.opening.tokens = f.ids, f.ids
+		return nil
+	}
 	wrong := bad("%q must be a string, an array of strings, an array of token ids or an array of arrays of token ids", name)
 	switch kind(raw) {
 	case text:
@@ -237,25 +254,12 @@ func Tokens(raw []byte, name string, limit int) ([]uint32, error) {
 	if n > limit {
 		return nil, TooLong(n, limit)
 	}
-	ids := make([]uint32, 0, n)
-	for i := space(raw, 1); raw[i] != ']'; {
-		var id uint64
-		start := i
-		for ; raw[i] >= '0' && raw[i] <= '9' && i-start <= 10; i++ {
-			id = id*10 + uint64(raw[i]-'0')
-		}
-		end := i
-		i = space(raw, i)
-		if end == start || id > math.MaxUint32 || raw[i] != ',' && raw[i] != ']' {
-			return nil, bad("%q must hold token ids: whole numbers from 0 to 4294967295", name)
-		}
-		ids = append(ids, uint32(id))
-		if raw[i] == ',' {
-			i = space(raw, i+1)
-		}
-	}
-	if len(ids) == 0 {
+	if raw[space(raw, 1)] == ']' {
 		return nil, bad("%q is empty", name)
+	}
+	ids, end := idArray(raw, 0, limit)
+	if end == 0 {
+		return nil, bad("%q must hold token ids: whole numbers from 0 to 4294967295", name)
 	}
 	return ids, nil
 }

@@ -20,11 +20,17 @@ var (
 // the keys. A key that occurs twice is reported twice, so that the last one wins as it does
 // in the engines. An error of f ends the walk.
 func Object(b []byte, f func(key string, value []byte) error) error {
+	return objectOf(b, nil, f)
+}
+
+// objectOf is [Object] for one who can read some values better. read is asked for each where it begins, and answers where
+// it ends; 0 is a value that it does not read.
+func objectOf(b []byte, read func(key string, at int) (end int), f func(key string, value []byte) error) error {
 	i := space(b, 0)
 	if i == len(b) {
 		return errors.New("the body is empty")
 	}
-	s := scanner{b: b}
+	s := scanner{b: b, read: read}
 	var err error
 	if b[i] != '{' {
 		if _, err = s.value(i, 0); err != nil {
@@ -67,7 +73,10 @@ func firstElement(raw []byte) ([]byte, bool) {
 
 // scanner checks JSON by RFC 8259. Each method takes the index at which something starts and
 // returns the index behind it.
-type scanner struct{ b []byte }
+type scanner struct {
+	b    []byte
+	read func(key string, at int) (end int) // of the members of the outer object; nil reads none
+}
 
 func (s scanner) object(i, depth int, f func(string, []byte) error) (int, error) {
 	b := s.b
@@ -84,13 +93,20 @@ func (s scanner) object(i, depth int, f func(string, []byte) error) (int, error)
 		if colon >= len(b) || b[colon] != ':' {
 			return 0, errSyntax
 		}
-		start := space(b, colon+1)
-		end, err := s.value(start, depth+1)
-		if err != nil {
-			return 0, err
+		start, end := space(b, colon+1), 0
+		var key string
+		if f != nil {
+			if key = decodeKey(b[i:keyEnd]); s.read != nil {
+				end = s.read(key, start)
+			}
+		}
+		if end == 0 {
+			if end, err = s.value(start, depth+1); err != nil {
+				return 0, err
+			}
 		}
 		if f != nil {
-			if err := f(decodeKey(b[i:keyEnd]), b[start:end]); err != nil {
+			if err := f(key, b[start:end]); err != nil {
 				return 0, err
 			}
 		}
