@@ -29,9 +29,13 @@ func TestSystemdUnits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		tokens, err := os.ReadFile("../deploy/systemd/tokens.conf") // a drop-in is as if it were written below
+		if err != nil {
+			t.Fatal(err)
+		}
 		// The program has to exist for the check.
 		copied := filepath.Join(t.TempDir(), filepath.Base(unit))
-		if err := os.WriteFile(copied, []byte(strings.Replace(string(text), "/usr/local/bin/warmroute", warmroute, 1)), 0o600); err != nil {
+		if err := os.WriteFile(copied, []byte(strings.Replace(string(text)+string(tokens), "/usr/local/bin/warmroute", warmroute, 1)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", copied).CombinedOutput()

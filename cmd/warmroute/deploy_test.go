@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"os"
@@ -73,16 +74,16 @@ func TestKubernetesManifestsRunCommandsThatExist(t *testing.T) {
 				if strings.HasPrefix(e.Name, envPrefix) && !known[e.Name] {
 					t.Errorf("no command reads %s", e.Name)
 				}
-				environ[e.Name] = "redis://redis:6379" // good for a token as well
+				environ[e.Name] = cmp.Or(e.Value, "redis://redis:6379") // good for a token as well
 			}
 			cmd := parsed(t, c.Args, environ, base+"warmroute.yaml")
 			switch c := cmd.Selected().Target.Interface().(type) {
 			case frontendCmd:
-				if string(c.Frontend.Listen) != ports[name] || c.Redis.Redis == "" || len(c.Access.Token) == 0 || len(c.Frontend.WorkerDNS) != 1 {
+				if string(c.Frontend.Listen) != ports[name] || c.Redis.Redis == "" || c.Access.TokenFile == "" || c.Access.QueryTokenFile == "" || len(c.Frontend.WorkerDNS) != 1 {
 					t.Errorf("incomplete: %+v", c)
 				}
 			case indexerCmd:
-				if string(c.Indexer.AdminListen) != ports[name] || c.Redis.Redis == "" || len(c.Access.AdminToken) == 0 {
+				if string(c.Indexer.AdminListen) != ports[name] || c.Redis.Redis == "" || c.Access.AdminTokenFile == "" || c.Access.QueryTokenFile == "" {
 					t.Errorf("incomplete: %+v", c)
 				}
 			default:
@@ -119,6 +120,29 @@ func TestSystemdUnitsRunCommandsThatExist(t *testing.T) {
 		}
 		if f, ok := cmd.Selected().Target.Interface().(frontendCmd); ok && f.Frontend.DrainDelay+f.Frontend.DrainLimit >= stopTimeout(t, text) {
 			t.Errorf("%s is killed before it is drained", unit)
+		}
+	}
+	tokens, err := os.ReadFile("../../deploy/systemd/tokens.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	environ := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^Environment=(\w+)=%d/([\w-]+)$`).FindAllStringSubmatch(string(tokens), -1) {
+		environ[m[1]] = "/" + m[2]
+		if !strings.Contains(string(tokens), "\nLoadCredential="+m[2]+":/etc/warmroute/credentials/"+m[2]+"\n") {
+			t.Errorf("no credential %s", m[2])
+		}
+	}
+	for _, command := range []string{"frontend", "indexer"} {
+		var o accessOptions
+		switch c := parsed(t, []string{command}, environ, config).Selected().Target.Interface().(type) {
+		case frontendCmd:
+			o = c.Access
+		case indexerCmd:
+			o = c.Access
+		}
+		if o.TokenFile != "/token" || o.QueryTokenFile != "/query-token" || o.AdminTokenFile != "/admin-token" {
+			t.Errorf("%s with tokens.conf: %+v", command, o)
 		}
 	}
 	if _, _, err := parse([]string{"frontend", "--drain-limits=1s"}, &stdio{Out: io.Discard, Err: io.Discard}, nil); err == nil || errors.Is(err, errHelp) {

@@ -197,9 +197,20 @@ func checkReferences(t *testing.T, c *cluster) {
 			if v.ConfigMap != nil && c.configs[v.ConfigMap.Name] == nil {
 				t.Errorf("%s: no ConfigMap %s, only %v", name, v.ConfigMap.Name, slices.Collect(maps.Keys(c.configs)))
 			}
+			if v.Secret == nil {
+				continue
+			}
+			for _, item := range v.Secret.Items {
+				if s := c.secrets[v.Secret.SecretName]; s == nil || len(s.Data[item.Key]) == 0 {
+					t.Errorf("%s: volume %s: no key %s in Secret %s", name, v.Name, item.Key, v.Secret.SecretName)
+				}
+			}
 		}
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			for _, e := range container.Env {
+				if strings.HasSuffix(e.Name, "_FILE") && !mounted(pod.Spec, container, e.Value) {
+					t.Errorf("%s: %s: nothing is mounted at %s", name, e.Name, e.Value)
+				}
 				if e.ValueFrom == nil || e.ValueFrom.SecretKeyRef == nil {
 					continue
 				}
@@ -214,6 +225,23 @@ func checkReferences(t *testing.T, c *cluster) {
 			}
 		}
 	}
+}
+
+// mounted tells whether a file is one of a Secret that the container mounts.
+func mounted(pod core.PodSpec, container core.Container, file string) bool {
+	for _, m := range container.VolumeMounts {
+		for _, v := range pod.Volumes {
+			if v.Name != m.Name || v.Secret == nil {
+				continue
+			}
+			for _, item := range v.Secret.Items {
+				if m.MountPath+"/"+item.Path == file {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 func TestPodsAreHardened(t *testing.T) {
