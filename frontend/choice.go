@@ -278,23 +278,33 @@ func fallbackReasonOf(inTime bool, err error) string {
 // inTime runs a call to the index within what is left of the request's lookup budget, and takes its time off that. It ends
 // on time even where the index does not; then, and where the call panics, ok is false.
 func inTime[T any](f *Frontend, ctx context.Context, k *knowledge, call func(context.Context) T) (answer T, ok bool) {
-	if k.spent >= f.o.LookupBudget {
+	left := f.o.LookupBudget - k.spent
+	if left <= 0 {
 		return answer, false
 	}
 	start := time.Now()
 	defer func() { k.spent += time.Since(start) }()
-	// The index keeps the same budget by itself and knows better why it is late, so it gets a little longer.
-	ctx, cancel := context.WithTimeoutCause(ctx, f.o.LookupBudget-k.spent+budgetSlack, errBudget)
-	defer cancel()
-	answers := make(chan T, 1)
-	go func() {
+	contained := func(ctx context.Context) (answer T, ok bool) {
 		defer func() {
 			if p := recover(); p != nil {
 				f.o.Logger.Error("panic in a call to the index", "panic", p, "stack", string(debug.Stack()))
-				close(answers)
 			}
 		}()
-		answers <- call(ctx)
+		return call(ctx), true
+	}
+	if f.punctual {
+		return contained(deadlined{ctx, start.Add(left)})
+	}
+	// The index keeps the same budget by itself and knows better why it is late, so it gets a little longer.
+	ctx, cancel := context.WithTimeoutCause(ctx, left+budgetSlack, errBudget)
+	defer cancel()
+	answers := make(chan T, 1)
+	go func() {
+		if a, ok := contained(ctx); ok {
+			answers <- a
+		} else {
+			close(answers)
+		}
 	}()
 	select {
 	case answer, ok = <-answers:
@@ -303,6 +313,15 @@ func inTime[T any](f *Frontend, ctx context.Context, k *knowledge, call func(con
 		return answer, false
 	}
 }
+
+// deadlined is a context with a deadline that it tells and does not keep: for a call that keeps it. It needs no timer.
+type deadlined struct {
+	context.Context
+	at time.Time
+}
+
+// Deadline is that of the call.
+func (d deadlined) Deadline() (time.Time, bool) { return d.at, true }
 
 // busy refuses a request because every candidate is at its threshold.
 func (f *Frontend) busy() error {

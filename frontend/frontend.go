@@ -65,6 +65,7 @@ type Frontend struct {
 	underWay   quota // requests
 	buffered   quota // bytes of request bodies
 	draining   atomic.Bool
+	punctual   bool // the index is
 }
 
 // headerTimeout bounds the time that a request's header takes.
@@ -106,6 +107,8 @@ func New(o Options) (*Frontend, error) {
 	}
 	if o.Index != nil {
 		fo.Catalog = o.Index
+		p, ok := o.Index.(punctual)
+		f.punctual = ok && p.Punctual()
 	}
 	if f.fleet, err = fleet.New(fo); err != nil {
 		return nil, fmt.Errorf("frontend: %w", err)

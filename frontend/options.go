@@ -34,6 +34,11 @@ type Overlaps interface {
 	PoolConfig(ctx context.Context, pool kvcache.PoolID) (c store.PoolConfig, ok bool, err error)
 }
 
+// punctual is an [Index] that knows whether it needs no watching: PoolConfig, Lookup and Select always end by the deadline of
+// their context. They are then called from the request's own goroutine, which saves a request four hand-offs between
+// goroutines. Others are called from a goroutine that is left alone where it is late.
+type punctual interface{ Punctual() bool }
+
 // Inspector shows the state and the contents of the index.
 type Inspector interface {
 	// Links lists the links to all shards in use.

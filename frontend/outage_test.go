@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -74,8 +75,8 @@ func TestClientsThatHangUpDuringTheLookup(t *testing.T) {
 	f.eventually("all clients wait", func() bool { return f.underWay.used.Load() == clients })
 	hangUp()
 	all.Wait()
-	f.wantIdle() // though Redis has not answered any of them
 	redis.Resume()
+	f.wantIdle()
 
 	if res, _ := f.post(completions, body); res.Header.Get("x-kv-index-state") != "exact" || res.Header.Get("x-kv-overlap-blocks") != "4" {
 		t.Errorf("afterwards: %v", res.Header)
@@ -208,6 +209,40 @@ func TestIndexThatIgnoresItsDeadline(t *testing.T) {
 	f.post(completions, body)
 	if len(x.asked) != 0 {
 		t.Error("the overlaps were asked for after the configuration could not be had")
+	}
+}
+
+// punctualIndex keeps its deadlines, so that nobody watches it.
+type punctualIndex struct{ *fakeIndex }
+
+func (punctualIndex) Punctual() bool { return true }
+
+// An index that keeps its deadlines is told them, and is no more trusted than others where it panics.
+func TestPunctualIndex(t *testing.T) {
+	body, ids := prompt(64)
+	e := newEngine(t, "w1")
+	x := holding(16, ids, map[string]int{"w1": 4})
+	const budget = time.Minute
+	var panics atomic.Bool
+	x.lookup = func(ctx context.Context) error {
+		if end, ok := ctx.Deadline(); !ok || time.Until(end) > budget {
+			t.Errorf("deadline %v %v", end, ok)
+		}
+		if panics.Load() {
+			panic("lost")
+		}
+		return nil
+	}
+	f := start(t, Options{Index: punctualIndex{x}, Workers: []Worker{e.worker()}, LookupBudget: budget})
+	if res, _ := f.post(completions, body); res.Header.Get("x-kv-overlap-blocks") != "4" || res.Header.Get("x-kv-index-state") != "exact" {
+		t.Errorf("%d %v", res.StatusCode, res.Header)
+	}
+	panics.Store(true)
+	if res, _ := f.post(completions, body); res.StatusCode != 200 || res.Header.Get("x-kv-index-state") != "degraded" {
+		t.Errorf("%d %v", res.StatusCode, res.Header)
+	}
+	if n := f.metric("warmroute_index_fallbacks_total", "reason", "corrupt"); n != 1 {
+		t.Errorf("%v counted, want 1", n)
 	}
 }
 

@@ -51,6 +51,22 @@ func TestKeyLiterals(t *testing.T) {
 	}
 }
 
+// Only a single server is asked without a watch: the library's other clients have deadlines of their own.
+func TestPunctual(t *testing.T) {
+	for url, want := range map[string]bool{
+		"redis://h:1": true, "rediss://h": true, "redis+sentinel://a,b/m": false, "redis+cluster://a,b": false, "redis+cluster://a": false,
+	} {
+		s, err := New(Options{URL: url})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Punctual(); got != want {
+			t.Errorf("%s: %v", url, got)
+		}
+		_ = s.Close()
+	}
+}
+
 // FuzzPrefixes compares the word-parallel AND with one loop per slot and tier.
 func FuzzPrefixes(f *testing.F) {
 	f.Add([]byte{1, 0x21, 0, 1, 0x20, 1, 1}, uint8(3))

@@ -57,13 +57,12 @@ func (r *reach) learn(depth int) {
 }
 
 // Lookup finds how far each worker rank holds the prompt whose block hashes are given. It returns
-// within the lookup budget whatever Redis does. The state is Exact with a nil error; Partial or
+// within the lookup budget, or by ctx's deadline where that is earlier, whatever Redis does. The state is Exact with a nil error; Partial or
 // Degraded with the error that says why (see [Reason]), and scores that hold what is known. A pool
 // that does not exist has empty scores, Exact.
 func (s *Store) Lookup(ctx context.Context, id kvcache.PoolID, blocks []kvcache.BlockHash, o LookupOptions) (kvcache.OverlapScores, kvcache.IndexState, error) {
 	start := time.Now()
-	// The lookup runs on its own time: a client that hangs up must not cost a connection.
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.LookupBudget)
+	bounded, cancel, budget := s.budgeted(ctx)
 	defer cancel()
 
 	scores := kvcache.OverlapScores{Scores: map[kvcache.WorkerRank]kvcache.Overlap{}}
@@ -79,12 +78,12 @@ func (s *Store) Lookup(ctx context.Context, id kvcache.PoolID, blocks []kvcache.
 	fields := hexFields(blocks)
 	var errs []error
 	if len(k.shards) == 1 {
-		a := s.lookupShard(ctx, bounded, p, k.shards[0], fields, o)
+		a := s.lookupShard(ctx, bounded, budget, p, k.shards[0], fields, o)
 		errs = a.merge(&scores, errs)
 	} else {
 		answers := make(chan shardAnswer, len(k.shards))
 		for _, sh := range k.shards {
-			go func() { answers <- s.lookupShard(ctx, bounded, p, sh, fields, o) }()
+			go func() { answers <- s.lookupShard(ctx, bounded, budget, p, sh, fields, o) }()
 		}
 		for range k.shards {
 			a := <-answers
@@ -140,7 +139,7 @@ func (a *shardAnswer) merge(into *kvcache.OverlapScores, errs []error) []error {
 	return errs
 }
 
-func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fields []string, o LookupOptions) (a shardAnswer) {
+func (s *Store) lookupShard(caller, ctx context.Context, budget time.Duration, p *pool, sh *shard, fields []string, o LookupOptions) (a shardAnswer) {
 	if observe := s.opts.Observe; observe != nil {
 		ended := observe(caller, sh.name, len(fields))
 		defer func() { ended(outcome(a.err)) }()
@@ -148,7 +147,7 @@ func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fie
 	if err := sh.link.check(); err != nil {
 		return shardAnswer{err: err}
 	}
-	waited, err := sh.gate.enter(ctx, s.opts.LookupBudget)
+	waited, err := sh.gate.enter(ctx, budget)
 	if err != nil {
 		return shardAnswer{err: err}
 	}
@@ -170,8 +169,8 @@ func (s *Store) lookupShard(caller, ctx context.Context, p *pool, sh *shard, fie
 	} else {
 		// The deadline is our own, so it counts; a caller that has gone in the meantime does not excuse Redis.
 		err = classify(context.WithoutCancel(caller), fmt.Errorf("look up overlaps: %w", err))
-		if Reason(err) == ReasonTimeout && (waited > s.opts.LookupBudget/4 || sh.link.starved(ctx, s.opts.LookupBudget)) {
-			err = overload(err) // this process's own queue, or its lack of processors, has eaten the time
+		if Reason(err) == ReasonTimeout && (waited > s.opts.LookupBudget/4 || budget < s.opts.LookupBudget/2 || sh.link.starved(ctx, s.opts.LookupBudget)) {
+			err = overload(err) // this process's own queue, what came before, or its lack of processors, has eaten the time
 		}
 		a.err = sh.link.report(caller, err)
 	}

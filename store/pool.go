@@ -210,7 +210,7 @@ func (s *Store) Announced(ctx context.Context, id kvcache.PoolID) (bool, error) 
 // PoolConfig is a pool's configuration; ok is false for a pool that does not exist. It is on the way of a
 // request: kept once known, else read within the lookup budget, and not at all while the link is down.
 func (s *Store) PoolConfig(ctx context.Context, id kvcache.PoolID) (c PoolConfig, ok bool, err error) {
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.LookupBudget)
+	bounded, cancel, _ := s.budgeted(ctx)
 	defer cancel()
 	k, err := s.pool(id).find(ctx, bounded)
 	if err != nil || k == nil {

@@ -101,13 +101,8 @@ func (s *Store) Select(ctx context.Context, id kvcache.PoolID, a Ask) (Choice, e
 	if err := l.link.check(); err != nil {
 		return Choice{}, err
 	}
-	end := start.Add(s.opts.LookupBudget)
-	if d, ok := ctx.Deadline(); ok && d.Before(end) {
-		end = d
-	}
-	bounded, cancel := context.WithDeadline(context.WithoutCancel(ctx), end)
+	bounded, cancel, budget := s.budgeted(ctx)
 	defer cancel()
-	budget := end.Sub(start)
 	waited, err := l.gate.enter(bounded, budget)
 	if err != nil {
 		return Choice{}, err

@@ -80,7 +80,8 @@ type Store struct {
 	read       redis.UniversalClient // lookups: every call ends within the lookup budget
 	write      redis.UniversalClient // the rest: WriteTimeout
 	predicting gate                  // a place for each Predict under way
-	gate       gate                  // before the connections of read; nil in a cluster, where each shard has its own
+	punctual   bool
+	gate       gate // before the connections of read; nil in a cluster, where each shard has its own
 
 	stop       chan struct{}
 	stopOnce   sync.Once
@@ -121,6 +122,7 @@ func New(o Options) (*Store, error) {
 		write: newClient(*redisOptions, o, o.WriteTimeout),
 		stop:  make(chan struct{}), pools: map[kvcache.PoolID]*pool{}, leased: map[kvcache.PoolID]*leases{},
 	}
+	s.punctual = !redisOptions.IsClusterMode && redisOptions.MasterName == "" && len(redisOptions.Addrs) == 1
 	s.predicting = make(gate, max(o.PoolSize/2, 1))
 	s.metrics.lookupBudget.Set(o.LookupBudget.Seconds())
 	if !redisOptions.IsClusterMode {
@@ -175,6 +177,23 @@ func (s *Store) writeFailed(ctx context.Context, err error) error {
 	}
 	return err
 }
+
+// budgeted limits a call that is on the way of a request: to the lookup budget, or to the caller's deadline where that is
+// earlier. It runs on its own time: a client that hangs up must not cost a connection.
+func (s *Store) budgeted(ctx context.Context) (bounded context.Context, cancel context.CancelFunc, budget time.Duration) {
+	start := time.Now()
+	end := start.Add(s.opts.LookupBudget)
+	if d, ok := ctx.Deadline(); ok && d.Before(end) {
+		end = d
+	}
+	bounded, cancel = context.WithDeadline(context.WithoutCancel(ctx), end)
+	return bounded, cancel, end.Sub(start)
+}
+
+// Punctual tells whether PoolConfig, Lookup and Select end by the lookup budget, or by their context's deadline, without
+// being watched: so it is with a single server. The library's ways to a cluster and to Sentinel ask for the topology in between, and that
+// has deadlines of its own.
+func (s *Store) Punctual() bool { return s.punctual }
 
 // bound limits an administrative or writing call.
 func (s *Store) bound(ctx context.Context) (context.Context, context.CancelFunc) {

@@ -55,6 +55,12 @@ func (t *TimedIndex) Tap(f func(blocks []kvcache.BlockHash)) {
 	t.tap.Store(&f)
 }
 
+// Punctual is the index's.
+func (t *TimedIndex) Punctual() bool {
+	p, ok := t.Index.(interface{ Punctual() bool })
+	return ok && p.Punctual()
+}
+
 // PoolConfig is the index's. A request begins with it, and goes on with Lookup under the same context if there is a pool.
 func (t *TimedIndex) PoolConfig(ctx context.Context, pool kvcache.PoolID) (store.PoolConfig, bool, error) {
 	b := t.begin(false)
