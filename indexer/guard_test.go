@@ -214,6 +214,28 @@ func TestRegistrationsElsewhereAreRefused(t *testing.T) {
 	}
 }
 
+// An engine that is configured may register as well, where it is.
+func TestConfiguredEnginesMayRegister(t *testing.T) {
+	networks, err := guard.NewNetworks(guard.NetworkOptions{Allow: []string{"10.0.0.0/8"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	place, _ := victim(t)
+	ix := newIndexer(t, Options{Store: newStore(t), Networks: networks, Workers: []Worker{{ID: "w", Model: "m", BlockSize: 4, URL: "http://" + place}}})
+	start(t, ix)
+	eventually(t, func() string {
+		if ix.stream(store.StreamID{Pool: testPool, WorkerRank: kvcache.WorkerRank{Worker: "w"}}) == nil {
+			return "it is not followed"
+		}
+		return ""
+	})
+	for url, want := range map[string]int{"http://" + place: 201, "http://localhost:1": 400} {
+		if code, v := request(t, ix, "POST", "/register", fmt.Sprintf(`{"instance_id":"w","model_name":"m","block_size":4,"url":%q}`, url)); code != want {
+			t.Errorf("%s: %d %v", url, code, v)
+		}
+	}
+}
+
 // What is found in Redis is judged when it is dialled; what the configuration has may be anywhere.
 func TestDiscoveredStreamsElsewhereAreNotDialled(t *testing.T) {
 	networks, err := guard.NewNetworks(guard.NetworkOptions{Allow: []string{"10.0.0.0/8"}})
@@ -289,6 +311,29 @@ func TestSlowClients(t *testing.T) {
 		})
 	}
 	ends.Wait()
+}
+
+// Where all connections are held, probes are answered, and others are told.
+func TestTooManyConnections(t *testing.T) {
+	ix := newIndexer(t, Options{Store: newStore(t)})
+	ix.listener = guard.Guard(ix.server, ix.listener, guard.ConnOptions{Surface: "test", Max: 1, SendTimeout: time.Minute})
+	start(t, ix)
+	busy, err := net.Dial("tcp", ix.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = busy.Close() }()
+	if _, err := io.WriteString(busy, "POST /register HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(busy).ReadString('\n'); err != nil || !strings.Contains(line, "100") { // it is being served
+		t.Fatalf("%q, %v", line, err)
+	}
+	for path, want := range map[string]int{"/health": 200, "/ready": 200, "/metrics": 200, "/workers": 503, "/nothing": 503} {
+		if code, v := request(t, ix, "GET", path, ""); code != want {
+			t.Errorf("%s: %d %v, want %d", path, code, v, want)
+		}
+	}
 }
 
 func TestHeaderLimit(t *testing.T) {

@@ -39,6 +39,9 @@ func (o Options) places() []string {
 
 // mayFollow refuses a publisher at an address that workers may not have. Where the resolver does not answer soon, the dial will tell.
 func (ix *Indexer) mayFollow(ctx context.Context, p *publisher) error {
+	if s := ix.stream(p.id); s != nil && s.configured && s.reg.URL == p.reg.URL && s.reg.Endpoint == p.reg.Endpoint && s.reg.ReplayEndpoint == p.reg.ReplayEndpoint {
+		return nil // the configuration says the same
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if place, ok := guard.Place(p.reg.URL); ok {
