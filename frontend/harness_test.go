@@ -221,6 +221,13 @@ func (x *fakeIndex) Release(_ context.Context, _ kvcache.PoolID, id string) (boo
 	return x.tell("release %s", id)
 }
 
+func (x *fakeIndex) ReleaseAll(ctx context.Context, p kvcache.PoolID, ids ...string) error {
+	for _, id := range ids {
+		_, _ = x.Release(ctx, p, id)
+	}
+	return nil
+}
+
 func (x *fakeIndex) Renew(context.Context, kvcache.PoolID, ...string) ([]string, error) {
 	return nil, nil
 }

@@ -54,6 +54,8 @@ type Inspector interface {
 // Loads are what all frontends together have under way.
 type Loads interface {
 	reserve.Leases
+	// Release ends a reservation; false where there is none.
+	Release(ctx context.Context, pool kvcache.PoolID, lease string) (bool, error)
 	// Loads lists what every worker rank of a pool has under way.
 	Loads(ctx context.Context, pool kvcache.PoolID) (map[kvcache.WorkerRank]store.Load, error)
 }

@@ -43,7 +43,6 @@ func exchangeOf(req *http.Request) *exchange {
 func (f *Frontend) newProxy() *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Transport:     roundTripper(f.roundTrip),
-		FlushInterval: -1, // every chunk at once
 		Rewrite: func(r *httputil.ProxyRequest) {
 			for _, h := range reservedHeaders {
 				r.Out.Header.Del(h)
@@ -90,7 +89,7 @@ func (f *Frontend) proxy(e openai.Endpoint) gin.HandlerFunc {
 		}
 		out := c.Request.WithContext(context.WithValue(c.Request.Context(), exchangeKey{}, x))
 		out.Body, out.ContentLength = http.NoBody, 0 // each attempt brings the body along
-		f.reverse.ServeHTTP(c.Writer, out)
+		f.reverse.ServeHTTP(&chunkWriter{c.Writer, http.NewResponseController(c.Writer).Flush}, out)
 	}
 }
 
@@ -328,6 +327,23 @@ func (f *Frontend) noAnswer(w http.ResponseWriter, req *http.Request, err error)
 	x.headers(w.Header())
 	writeError(w, err)
 }
+
+// chunkWriter sends every chunk of an answer at once. The proxy does that by itself for events and answers of unknown length.
+// For others it would send the header ahead, from a goroutine of its own that the answer then waits for.
+type chunkWriter struct {
+	http.ResponseWriter
+	flush func() error
+}
+
+func (w *chunkWriter) Write(p []byte) (n int, err error) {
+	if n, err = w.ResponseWriter.Write(p); err == nil {
+		err = w.flush()
+	}
+	return n, err
+}
+
+// Unwrap is for [http.ResponseController].
+func (w *chunkWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // copyBuffers are the buffers that answers are copied through.
 type copyBuffers struct{ pool sync.Pool }

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/warmroute/warmroute/kvcache"
@@ -69,6 +70,16 @@ func (s *Store) Release(ctx context.Context, id kvcache.PoolID, lease string) (o
 	return s.changeLease(ctx, id, "free", lease)
 }
 
+// ReleaseAll ends any number of reservations, in calls of 1,000.
+func (s *Store) ReleaseAll(ctx context.Context, id kvcache.PoolID, ids ...string) error {
+	for some := range slices.Chunk(ids, idsPerCall) {
+		if _, _, err := s.changeLeases(ctx, id, "free", some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *Store) changeLease(ctx context.Context, id kvcache.PoolID, op, lease string) (bool, error) {
 	if !printable(lease, MaxLeaseID) {
 		return false, nil // there cannot be one
@@ -80,9 +91,7 @@ func (s *Store) changeLease(ctx context.Context, id kvcache.PoolID, op, lease st
 // Renew lets reservations live on, each for the length that it was made with, and returns those that have ended.
 // It takes any number of them, in calls of 1,000.
 func (s *Store) Renew(ctx context.Context, id kvcache.PoolID, ids ...string) (ended []string, err error) {
-	for len(ids) > 0 {
-		some := ids[:min(idsPerCall, len(ids))]
-		ids = ids[len(some):]
+	for some := range slices.Chunk(ids, idsPerCall) {
 		found, _, err := s.changeLeases(ctx, id, "renew", some)
 		if err != nil {
 			return ended, err

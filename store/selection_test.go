@@ -99,6 +99,18 @@ func testLifeOfALease(t *testing.T, url string) {
 		}
 	}
 	loads(t, s, loadMap{})
+	many := make([]string, 1500)
+	for i := range many {
+		if many[i] = fmt.Sprint("m", i); i%300 == 0 {
+			selects(t, s, asking(many[i], 2, 8, 0))
+		}
+	}
+	for range 2 {
+		if err := s.ReleaseAll(t.Context(), testPool, append(many, "m0", "a b")...); err != nil {
+			t.Fatal(err)
+		}
+		loads(t, s, loadMap{})
+	}
 	c2 := client(t, url)
 	if left := c2.Keys(t.Context(), "wr:1:{*}:l*").Val(); len(left) != 0 {
 		t.Errorf("keys are left: %q", left)

@@ -58,8 +58,8 @@ func (l *leases) Renew(ctx context.Context, _ kvcache.PoolID, ids ...string) ([]
 	return lost, err
 }
 
-func (l *leases) Release(ctx context.Context, _ kvcache.PoolID, id string) (bool, error) {
-	return true, l.say(ctx, "release %s", id)
+func (l *leases) ReleaseAll(ctx context.Context, _ kvcache.PoolID, ids ...string) error {
+	return l.say(ctx, "release %s", strings.Join(ids, " "))
 }
 
 func (l *leases) Reap(ctx context.Context, p kvcache.PoolID) error {
@@ -165,8 +165,9 @@ func TestLostReservationsAreMadeAgain(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		l.want(t, "renew a b")
 		a.End()
+		l.want(t, "release a")
 		b.End()
-		l.want(t, "release a", "release b")
+		l.want(t, "release b")
 	})
 }
 
@@ -183,6 +184,42 @@ func TestPrefilledIsToldAgain(t *testing.T) {
 		l.want(t, "prefilled a", "output a 1")
 		r.End()
 		l.want(t, "release a")
+	})
+}
+
+// What ended while Redis was slow is told in few calls, and of each pool by itself.
+func TestEndsAreToldTogether(t *testing.T) {
+	keeping(t, Options{}, func(t *testing.T, k *Keeper, l *leases) {
+		other := kvcache.PoolID{Tenant: "default", Model: "other"}
+		slow, elsewhere := k.Take(pool, ask("slow"), true), k.Take(other, ask("elsewhere"), true)
+		var all []*Reservation
+		var ids []string
+		for i := range 2 * atOnce {
+			ids = append(ids, fmt.Sprintf("r%02d", i))
+			all = append(all, k.Take(pool, ask(ids[i]), true))
+		}
+		l.set(func() { l.hang = true })
+		slow.Prefilled()
+		synctest.Wait() // in the call
+		elsewhere.End()
+		for _, r := range all {
+			r.End()
+		}
+		l.set(func() { l.hang, l.calls = false, nil })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		var ended []string
+		for _, call := range l.calls {
+			ended = append(ended, strings.Fields(call)[1:]...)
+		}
+		slices.Sort(ended)
+		want := append([]string{"elsewhere"}, ids...)
+		if len(l.calls) != 4 || !slices.Contains(l.calls, "release elsewhere") || !slices.Equal(ended, want) {
+			t.Errorf("told %q", l.calls)
+		}
+		l.calls = nil
 	})
 }
 
