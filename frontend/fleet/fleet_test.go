@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -144,7 +145,7 @@ func TestHealthFollowsTheWorker(t *testing.T) {
 
 // What comes instead of an answer may be of a prompt, since polls and requests share connections: it is not repeated.
 func TestCauseRepeatsNothing(t *testing.T) {
-	said := make(chan string, 1)
+	var says atomic.Value
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -156,13 +157,15 @@ func TestCauseRepeatsNothing(t *testing.T) {
 			if err != nil {
 				return
 			}
-			_, _ = io.WriteString(c, <-said)
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+				_, _ = io.WriteString(c, says.Load().(string))
+			}
 			_ = c.Close()
 		}
 	}()
-	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: "http://" + l.Addr().String()}}})
-	for _, s := range []string{"xyzzy\r\n", "HTTP/1.1 xyzzy\r\n\r\n", "HTTP/1.1 200 OK\r\nxyzzy plugh: 1\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: xyzzy\r\n\r\n"} {
-		said <- s
+	f := newFleet(t, Options{Timeout: time.Minute, Workers: []Worker{{ID: "w1", URL: "http://" + l.Addr().String()}}})
+	for _, s := range []string{"xyzzy\r\n", "HTTP/1.1 xyzzy\r\n\r\n", "HTTP/1.1 200 OK\r\nxyzzy plugh\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: xyzzy\r\n\r\n"} {
+		says.Store(s)
 		f.Refresh(t.Context())
 		if cause := f.Snapshot().Nodes()[0].Cause; cause != "what it answers is no HTTP" {
 			t.Errorf("%q: the cause is %q", s, cause)
