@@ -272,6 +272,20 @@ type running struct {
 	reg    *prometheus.Registry
 	stop   context.CancelFunc
 	exited chan error
+	moved  sync.Map // address of a worker → where connections to it go instead
+}
+
+// workerConn is a connection to a worker. After the worker has moved, nothing can be written to it.
+type workerConn struct {
+	net.Conn
+	gone func() bool
+}
+
+func (c *workerConn) Write(p []byte) (int, error) {
+	if c.gone() {
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Write(p)
 }
 
 // start runs a frontend until the test ends and waits until all configured workers were seen
@@ -298,6 +312,21 @@ func start(t testing.TB, o Options) *running {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &running{Frontend: f, t: t, url: "http://" + f.Addr(), reg: reg, stop: cancel, exited: make(chan error, 1)}
+	dial := f.transport.DialContext
+	f.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		to := addr
+		if v, ok := r.moved.Load(addr); ok {
+			to = v.(string)
+		}
+		c, err := dial(ctx, network, to)
+		if err != nil {
+			return nil, err
+		}
+		return &workerConn{c, func() bool {
+			now, ok := r.moved.Load(addr)
+			return ok && now != to
+		}}, nil
+	}
 	go func() { r.exited <- f.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()

@@ -42,7 +42,7 @@ func exchangeOf(req *http.Request) *exchange {
 
 func (f *Frontend) newProxy() *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Transport:     roundTripper(f.roundTrip),
+		Transport: roundTripper(f.roundTrip),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			for _, h := range reservedHeaders {
 				r.Out.Header.Del(h)

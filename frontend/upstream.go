@@ -95,6 +95,9 @@ func (s *attempts) begin(parent context.Context, k fleet.Key, headerTimeout time
 	a.late.Store(&errHeaderTimeout)
 	a.timer = time.AfterFunc(headerTimeout, func() { cancel(*a.late.Load()) })
 	a.ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		// The transport looks for another connection where nothing could be written to the one that it had kept: what counts then is
+		// how that search ends.
+		GetConn: func(string) { a.connected.Store(0) },
 		GotConn: func(info httptrace.GotConnInfo) {
 			a.reused.Store(info.Reused)
 			a.connected.Store(time.Now().UnixNano())
