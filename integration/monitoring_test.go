@@ -165,7 +165,7 @@ func TestFirstLookCommandsWork(t *testing.T) {
 	redis := startRedis(t)
 	e0 := startEngine(t, "e0")
 	_, indexer := startIndexer(t, redis.url(), workers(e0)...)
-	_, frontend := startFrontend(t, redis.url(), workers(e0)...)
+	_, frontend := startFrontend(t, redis.url(), append(workers(e0), "--predict-ttl=0s")...) // an overlap is the work of events
 	system, question := longPrompt("grapes"), message{"user", "what is it?"}
 	awaitOverlap(t, frontend, "e0", chat(t, frontend, system, question), system, question)
 	cmd := exec.CommandContext(t.Context(), "bash", "-eo", "pipefail", "-c", commands)
