@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,16 +15,16 @@ import (
 )
 
 // loseReplies lets scripts take effect and loses what they answer.
-type loseReplies struct{ on bool }
+type loseReplies struct{ on atomic.Bool } // probers ask too
 
-func (loseReplies) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (loseReplies) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (l *loseReplies) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (l *loseReplies) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 func (l *loseReplies) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if l.on && err == nil && strings.HasPrefix(cmd.Name(), "eval") {
+		if l.on.Load() && err == nil && strings.HasPrefix(cmd.Name(), "eval") {
 			cmd.SetErr(&net.OpError{Op: "read", Err: io.ErrUnexpectedEOF})
 			return cmd.Err()
 		}
@@ -44,9 +45,9 @@ func TestLostReplies(t *testing.T) {
 			s.write.AddHook(lose)
 			lost := func(f func() error) {
 				t.Helper()
-				lose.on = true
+				lose.on.Store(true)
 				err := f()
-				lose.on = false
+				lose.on.Store(false)
 				if err == nil {
 					t.Fatal("the reply was not lost")
 				}

@@ -153,11 +153,11 @@ func TestLostRepliesOfLeases(t *testing.T) {
 			lose := &loseReplies{}
 			s.read.AddHook(lose)
 			s.write.AddHook(lose)
-			lose.on = true
+			lose.on.Store(true)
 			if _, err := s.Select(t.Context(), pool, anAsk("r")); err == nil {
 				t.Fatal("the reply was not lost")
 			}
-			lose.on = false
+			lose.on.Store(false)
 			for !s.leases(pool).link.up.Load() { // the prober gets through
 				select {
 				case <-t.Context().Done():
@@ -175,9 +175,9 @@ func TestLostRepliesOfLeases(t *testing.T) {
 			}
 			lost := func(f func() (bool, error)) {
 				t.Helper()
-				lose.on = true
+				lose.on.Store(true)
 				_, err := f()
-				lose.on = false
+				lose.on.Store(false)
 				if err == nil {
 					t.Fatal("the reply was not lost")
 				}
