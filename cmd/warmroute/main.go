@@ -13,7 +13,14 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // the first signal drains, the second ends the process at once
+	ctx, drain := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2) // or one that follows at once would be missed
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-signals
+		drain()
+		<-signals
+		os.Exit(130) // as a shell says of a program that was interrupted
+	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
