@@ -38,7 +38,7 @@ type replayCmd struct {
 
 	State    string  `default:"memory" enum:"memory,redis" placeholder:"WHERE" help:"Where index and loads are: memory, or redis = the real store on a redis-server of its own (default ${default})." env:"-"`
 	Seed     uint64  `default:"1" placeholder:"N" help:"Seed of all chances (default ${default})." env:"-"`
-	RealTime bool    `help:"Real frontends, an indexer and simulated engines in this process, on a redis-server of its own." env:"-"`
+	RealTime bool    `help:"Real frontends as processes, an indexer and simulated engines, on a redis-server of their own." env:"-"`
 	Speed    float64 `default:"10" placeholder:"X" help:"How many times as fast --real-time runs (default ${default})." env:"-"`
 	Requests int     `placeholder:"N" help:"Replay only the first N requests of the trace." env:"-"`
 
@@ -74,7 +74,7 @@ Example: do many frontends choose as well as one?
 
     warmroute replay conversation_trace.jsonl --policy kv --frontends 1,2,4,8 --views shared,own
 
-Example: the same through real processes' code, real HTTP and real event streams, in real time
+Example: the same through real processes, real HTTP and real event streams, in real time
 
     warmroute replay conversation_trace.jsonl --real-time --requests 2000 --policy kv,conversation-hash
 
@@ -160,6 +160,7 @@ func (c replayCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger, log
 
 func (c replayCmd) replay(ctx context.Context, o replay.Options, logger *slog.Logger) (*replay.Result, error) {
 	if c.RealTime {
+		o.Frontend = startFrontend
 		return replay.RunReal(ctx, o, c.Speed, logger)
 	}
 	return replay.Run(ctx, o)

@@ -29,8 +29,8 @@ import (
 // realBudget is the frontends' lookup budget: a replay is about choices, not about what a busy machine does to their time.
 const realBudget = 500 * time.Millisecond
 
-// RunReal replays a trace in real time, speed times as fast: real frontends, an indexer, simulated engines with real event
-// streams, and a redis-server of its own. Times in the result are those of the trace. State, Seed, Predict and DecodeCost do not count here.
+// RunReal replays a trace in real time, speed times as fast: real frontends, each in a process of its own where o.Frontend starts
+// them, an indexer, simulated engines with real event streams, and a redis-server of its own. Times in the result are those of the trace. State, Seed, Predict and DecodeCost do not count here.
 func RunReal(ctx context.Context, o Options, speed float64, logger *slog.Logger) (*Result, error) {
 	o.State = Redis
 	if err := o.check(); err != nil {
@@ -132,25 +132,65 @@ func openScene(ctx context.Context, o Options, speed float64, logger *slog.Logge
 	}
 	group.Go(func() error { return follower.Run(running) })
 	for range o.Frontends {
-		st, err := open()
+		var url string
+		if o.Frontend != nil && !o.OwnViews {
+			url, err = s.process(running, o, redis.URL, served)
+		} else {
+			var st *store.Store
+			if st, err = open(); err == nil {
+				url, err = s.serve(running, o, st, served, logger)
+			}
+		}
 		if err != nil {
 			return s, err
 		}
-		var view frontend.Index = st
-		if o.OwnViews {
-			view = ownView{st}
-		}
-		f, err := frontend.New(frontend.Options{
-			Index: view, Workers: served, Policy: o.Policy, Weights: o.Weights, LookupBudget: realBudget, BlockSize: BlockTokens,
-			PollInterval: time.Second, PollTimeout: 10 * time.Second, DrainLimit: time.Second, Logger: logger,
-		})
-		if err != nil {
-			return s, err
-		}
-		group.Go(func() error { return f.Run(running) })
-		s.frontends = append(s.frontends, "http://"+f.Addr())
+		s.frontends = append(s.frontends, url)
 	}
 	return s, s.ready(running, index, o.Workers)
+}
+
+const (
+	pollInterval = time.Second
+	pollTimeout  = 10 * time.Second
+)
+
+// process starts a frontend of its own.
+func (s *scene) process(ctx context.Context, o Options, redis string, workers []frontend.Worker) (string, error) {
+	args := []string{
+		"--redis=" + redis, "--listen=127.0.0.1:0", "--policy=" + o.Policy, fmt.Sprint("--lookup-budget=", realBudget),
+		fmt.Sprint("--kv-events-off-block-size=", BlockTokens), fmt.Sprint("--poll-interval=", pollInterval), fmt.Sprint("--poll-timeout=", pollTimeout),
+	}
+	for name, x := range map[string]float64{
+		"prefill-scale": o.Weights.PrefillScale, "miss": o.Weights.Miss, "decode": o.Weights.Decode, "request": o.Weights.Request,
+		"temperature": o.Weights.Temperature,
+	} {
+		args = append(args, "--cost-"+name+"="+strconv.FormatFloat(x, 'g', -1, 64))
+	}
+	for _, w := range workers {
+		args = append(args, "--worker=id="+w.ID+",url="+w.URL)
+	}
+	url, _, stop, err := o.Frontend(ctx, args...)
+	if err == nil {
+		s.closers = append(s.closers, stop)
+	}
+	return url, err
+}
+
+// serve runs a frontend in this process.
+func (s *scene) serve(ctx context.Context, o Options, index *store.Store, workers []frontend.Worker, logger *slog.Logger) (string, error) {
+	var view frontend.Index = index
+	if o.OwnViews {
+		view = ownView{index}
+	}
+	f, err := frontend.New(frontend.Options{
+		Index: view, Workers: workers, Policy: o.Policy, Weights: o.Weights, LookupBudget: realBudget, BlockSize: BlockTokens,
+		PollInterval: pollInterval, PollTimeout: pollTimeout, DrainLimit: time.Second, Logger: logger,
+	})
+	if err != nil {
+		return "", err
+	}
+	s.group.Go(func() error { return f.Run(ctx) })
+	return "http://" + f.Addr(), nil
 }
 
 // ready waits until all frontends know all workers, and the index has a stream of each.

@@ -43,6 +43,9 @@ type Options struct {
 	State string
 	// Seed is that of the frontends' chances. Equal seeds give equal runs.
 	Seed uint64
+	// Frontend, if set, starts a frontend as a process of its own with the given arguments, for [RunReal]: it returns its URL and what
+	// ends it. Without it, and with OwnViews, frontends are in this process.
+	Frontend func(ctx context.Context, args ...string) (url string, pid int, stop func(), err error)
 	// Progress, if set, is told how many requests have come to their end.
 	Progress func(done, of int)
 }
