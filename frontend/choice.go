@@ -226,7 +226,10 @@ func (f *Frontend) ask(w *want, list []candidate, weights choose.Weights) store.
 		a.Candidates[i] = store.Candidate{WorkerRank: list[i].WorkerRank, Credit: list[i].credit}
 	}
 	if w.session != "" && f.o.SessionTTL > 0 {
-		a.Session, a.SessionTTL, a.SessionSlack = w.session, f.o.SessionTTL, f.o.SessionSlack
+		a.Session, a.SessionTTL = w.session, f.o.SessionTTL
+		if a.SessionSlack = weights.Slack(f.o.SessionSlack, w.k.blockSize); weights == choose.LeastRequests && f.o.SessionSlack > 0 {
+			a.SessionSlack = noLoad
+		}
 	}
 	return a
 }

@@ -113,9 +113,10 @@ type Options struct {
 	// SessionTTL is for how long after its last request a session (x-session-id) stays on its worker rank. Default 10 min;
 	// negative means that sessions do not decide.
 	SessionTTL time.Duration
-	// SessionSlack is by how much cost a session's worker rank may be dearer than the cheapest: with the default weights a block
-	// to compute costs 32, one under way 1. Default 64; negative means none.
-	SessionSlack float64
+	// SessionSlack is by how many prompt tokens a session's worker rank may have a longer queue than the cheapest before the session
+	// moves; a token of this prompt that it does not hold counts as Weights.Miss of them. Default 8,192, by which no replay of a trace loses
+	// time. Where a policy counts requests instead (least-loaded), it is 4 requests. Negative means none.
+	SessionSlack int
 	// EventsOff names the models whose engines publish no KV events; "*" means all. For them the index holds what was routed
 	// where, for EventsOffTTL after its last use; where no token ids can be had, chunks of the prompt's text stand for
 	// its blocks. The first frontend to route a prompt makes the pool, with BlockSize.
@@ -220,7 +221,7 @@ func (o *Options) complete() error {
 	orDefault(&o.Tiers, choose.DefaultTiers)
 	orDefault(&o.BusyStatus, http.StatusServiceUnavailable)
 	orDefault(&o.SessionTTL, 10*time.Minute)
-	orDefault(&o.SessionSlack, 64)
+	orDefault(&o.SessionSlack, 8192)
 	orDefault(&o.EventsOffTTL, 120*time.Second)
 	orDefault(&o.PredictTTL, 5*time.Second)
 	orDefault(&o.LoadLease, 15*time.Second)

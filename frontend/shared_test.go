@@ -53,7 +53,7 @@ func TestRequestIsReservedAndReleased(t *testing.T) {
 	}
 	a := s.asks[0]
 	if len(s.asks) != 1 || a.ID == "" || a.Lease != 15*time.Second || a.BlockSize != 16 || a.PromptTokens != 640 || a.DecodeBlocks != 40 ||
-		a.Session != "s1" || a.SessionTTL != 10*time.Minute || a.SessionSlack != 64 || a.Busy.Requests != 100 ||
+		a.Session != "s1" || a.SessionTTL != 10*time.Minute || a.SessionSlack != 4*8192/16 || a.Busy.Requests != 100 ||
 		a.Weights != store.Weights(choose.Default) || len(a.Candidates) != 2 || a.Candidates[0].Credit != 0 || a.Candidates[1].Credit != 30 {
 		t.Errorf("asked %d times, first %+v", len(s.asks), a)
 	}
@@ -310,6 +310,32 @@ func TestPoliciesAndSharedLoads(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A session's slack is in tokens of queue under kv, and in requests where they are what counts.
+func TestSessionSlack(t *testing.T) {
+	f := bare(t, 2, PolicyKV)
+	w := want{session: "s", k: &knowledge{blockSize: 64}}
+	for _, test := range []struct {
+		tokens  int
+		weights choose.Weights
+		want    float64
+	}{
+		{8192, choose.Default, 4 * 8192 / 64},
+		{1024, choose.Weights{PrefillScale: 1, Miss: 1}, 16},
+		{8192, choose.LeastRequests, 4},
+		{0, choose.Default, 0},
+		{0, choose.LeastRequests, 0},
+	} {
+		f.o.SessionTTL, f.o.SessionSlack = time.Minute, test.tokens
+		if a := f.ask(&w, nil, test.weights); a.Session != "s" || a.SessionTTL != time.Minute || a.SessionSlack != test.want {
+			t.Errorf("%d tokens, %+v: %+v", test.tokens, test.weights, a)
+		}
+	}
+	f.o.SessionTTL = -1
+	if a := f.ask(&w, nil, choose.Default); a.Session != "" {
+		t.Errorf("sessions do not decide, and yet %+v", a)
 	}
 }
 

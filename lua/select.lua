@@ -20,7 +20,7 @@
 -- ARGV[13] busy_tokens
 -- ARGV[14] busy_blocks
 -- ARGV[15] session_ms    how long a session lives without a request
--- ARGV[16] slack         by how many blocks its worker may be dearer than the cheapest
+-- ARGV[16] slack         by how much its worker may cost more than the cheapest
 -- ARGV[17] most          leases that the pool may have
 -- ARGV[18..] worker/rank, credit of each candidate; at most 4096 of them
 -- Returns {code, index, at_home, held, cost, load...}: code 0 = chosen, 1 = all are busy; index from 0; at_home 1 = by its

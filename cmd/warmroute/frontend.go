@@ -33,7 +33,7 @@ type frontendOptions struct {
 	BusyDecodeBlocks  int           `placeholder:"N" help:"The same for blocks in use." group:"Choice"`
 	BusyStatus        int           `default:"503" placeholder:"CODE" help:"Answer where all workers are busy: 503 or 429 (default ${default})." group:"Choice"`
 	SessionTTL        time.Duration `name:"session-ttl" default:"10m" zero:"" placeholder:"TIME" help:"Time that a session (x-session-id) stays on its worker after its last request; 0: sessions do not decide (default ${default})." group:"Choice"`
-	SessionSlack      int           `default:"64" zero:"" placeholder:"N" help:"Cost by which a session's worker may be dearer than the cheapest: with the default weights 32 for each block to compute, 1 for each under way (default ${default})." group:"Choice"`
+	SessionSlack      int           `default:"8192" zero:"" placeholder:"TOKENS" help:"Prompt tokens by which a session's worker may have a longer queue than the cheapest before the session moves; one of this prompt that it does not hold counts as cost-miss of them (default ${default})." group:"Choice"`
 	PredictTTL        time.Duration `name:"predict-ttl" default:"5s" zero:"" placeholder:"TIME" help:"Time that a routed prompt counts as cached before the engine's events say so; 0: not at all (default ${default})." group:"Choice"`
 	EventsOff         []string      `name:"kv-events-off" placeholder:"MODEL" help:"Model whose engines publish no KV events, or * for all: what was routed where stands in for them; repeatable." group:"Choice"`
 	EventsOffTTL      time.Duration `name:"kv-events-off-ttl" default:"2m" placeholder:"TIME" help:"Time that such engines are taken to keep a block after its last use (default ${default})." group:"Choice"`
@@ -83,7 +83,7 @@ func (o frontendOptions) options(lookupBudget time.Duration, workers workerList)
 		},
 		Tiers:      choose.Tiers{Host: o.HostWeight, Disk: o.DiskWeight, Predicted: choose.DefaultTiers.Predicted},
 		Busy:       frontend.Load{Requests: o.BusyRequests, PrefillTokens: o.BusyPrefillTokens, DecodeBlocks: o.BusyDecodeBlocks},
-		BusyStatus: o.BusyStatus, SessionTTL: o.SessionTTL, SessionSlack: float64(o.SessionSlack),
+		BusyStatus: o.BusyStatus, SessionTTL: o.SessionTTL, SessionSlack: o.SessionSlack,
 		PredictTTL: o.PredictTTL, EventsOff: o.EventsOff, EventsOffTTL: o.EventsOffTTL, BlockSize: o.EventsOffBlock,
 		BreakerFailures: o.BreakerFailures, BreakerPause: o.BreakerPause, LoadLease: o.LoadLease, ReservationLease: o.ReservationLease,
 	}

@@ -36,6 +36,9 @@ type replayCmd struct {
 	Request      float64 `default:"${request}" placeholder:"X" help:"Cost: weight of a request under way, in blocks (default ${default})." env:"-"`
 	Temperature  float64 `default:"0" placeholder:"X" help:"Cost: above 0 the choice is a lottery (default ${default})." env:"-"`
 
+	Sessions     bool `help:"Name the conversations of the trace, as x-session-id does." env:"-"`
+	SessionSlack int  `default:"0" zero:"" placeholder:"N" help:"The same as of the frontend (default ${default})." env:"-"`
+
 	State    string  `default:"memory" enum:"memory,redis" placeholder:"WHERE" help:"Where index and loads are: memory, or redis = the real store on a redis-server of its own (default ${default})." env:"-"`
 	Seed     uint64  `default:"1" placeholder:"N" help:"Seed of all chances (default ${default})." env:"-"`
 	RealTime bool    `help:"Real frontends as processes, an indexer and simulated engines, on a redis-server of their own." env:"-"`
@@ -169,7 +172,7 @@ func (c replayCmd) replay(ctx context.Context, o replay.Options, logger *slog.Lo
 func (c replayCmd) options(trace []replay.Request, policy string, frontends int, own bool) replay.Options {
 	return replay.Options{
 		Trace: trace, Policy: policy, Workers: c.Workers, CacheBlocks: c.CacheBlocks, Rate: c.PrefillRate, TokenTime: c.TokenTime,
-		DecodeCost: c.DecodeCost, Predict: c.Predict, Load: c.Load, Frontends: frontends, OwnViews: own, State: c.State, Seed: c.Seed,
+		DecodeCost: c.DecodeCost, Predict: c.Predict, Sessions: c.Sessions, SessionSlack: c.SessionSlack, Load: c.Load, Frontends: frontends, OwnViews: own, State: c.State, Seed: c.Seed,
 		Weights: choose.Weights{PrefillScale: c.PrefillScale, Miss: c.Miss, Decode: c.Decode, Request: c.Request, Temperature: c.Temperature},
 	}
 }

@@ -20,7 +20,7 @@ type Ask struct {
 	Busy Load
 	// Home is the index of the candidate that the request's session is at; negative means none.
 	Home int
-	// Slack is by how many blocks the session's worker may be dearer than the cheapest.
+	// Slack is by how much the session's worker may cost more than the cheapest. See [Weights.Slack].
 	Slack float64
 	// Random, from 0 up to but without 1, decides between candidates that tie, and the lottery.
 	Random float64

@@ -245,6 +245,19 @@ func TestCredit(t *testing.T) {
 	}
 }
 
+// A queue that is longer by the slack is as dear as the slack says.
+func TestSlack(t *testing.T) {
+	r := Request{BlockSize: 16, Tokens: 4096}
+	slack := Default.Slack(8192, r.BlockSize)
+	idle, busy := Default.Cost(r, Load{}, 10), Default.Cost(r, Load{PrefillTokens: 8192}, 10)
+	if missing := Default.Cost(r, Load{}, 10-8192/16/Default.Miss); busy != idle+slack || missing != busy {
+		t.Errorf("slack %v; costs: idle %v, with a queue %v, with missing blocks %v", slack, idle, busy, missing)
+	}
+	if got := LeastRequests.Slack(8192, 16); got != 0 {
+		t.Errorf("where only requests count the slack is %v", got)
+	}
+}
+
 func TestOverride(t *testing.T) {
 	var o Override
 	err := json.Unmarshal([]byte(`{"overlap_score_credit": 2, "prefill_load_scale": 3, "router_temperature": 0.5,

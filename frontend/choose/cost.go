@@ -60,6 +60,11 @@ func (w Weights) Cost(r Request, l Load, credit float64) float64 {
 	return float64(float64(w.PrefillScale*prefill)+float64(w.Decode*float64(l.DecodeBlocks))) + float64(w.Request*float64(l.Requests))
 }
 
+// Slack is the cost of so many prompt tokens in a worker rank's queue, by which the one of a session may be dearer.
+func (w Weights) Slack(tokens, blockSize int) float64 {
+	return w.PrefillScale * float64(tokens) / float64(blockSize)
+}
+
 // Prefill is how many tokens of the request have to be computed at a worker rank, given the credit.
 func (r Request) Prefill(credit float64) int {
 	return int(math.Ceil(math.Max(0, float64(r.Tokens)-float64(credit*float64(r.BlockSize)))))

@@ -108,6 +108,7 @@ func TestRedisGivesTheSame(t *testing.T) {
 		for _, own := range []bool{false, true} {
 			o := options(trace, policy)
 			o.Predict, o.Frontends, o.OwnViews = policy != KV || own, 3, own
+			o.Sessions, o.SessionSlack = policy == KV || own, 4096
 			if policy == KV {
 				o.Weights.Temperature, o.Weights.Request = 0.1, 0.5
 			}
@@ -118,6 +119,33 @@ func TestRedisGivesTheSame(t *testing.T) {
 				t.Errorf("%s, own views %v: in memory %+v, in Redis %+v", policy, own, memory.TTFT, redis.TTFT)
 			}
 		}
+	}
+}
+
+// Conversations are told apart beyond their first block, and one that may cost any time stays where it began.
+func TestSessions(t *testing.T) {
+	of := func(blocks ...uint64) Request { return Request{Input: BlockTokens * len(blocks), Blocks: blocks} }
+	got := sessions([]Request{of(0, 1), of(0, 2), of(0, 1, 3), of(0), of(0, 1, 3, 4), of(0, 2, 5), of(0, 1, 6), {Input: 600, Blocks: []uint64{0, 1}}})
+	if want := []int{0, 1, 0, 2, 0, 1, 0, 3}; !slices.Equal(got, want) {
+		t.Errorf("sessions %v, want %v", got, want)
+	}
+	o := options(conversations(t), KV)
+	free := run(t, o)
+	o.Sessions, o.SessionSlack = true, 1_000_000_000
+	kept := run(t, o)
+	at := map[int]int{}
+	for i, session := range sessions(o.Trace) {
+		if i > 0 && o.Trace[i].At == o.Trace[i-1].At || i+1 < len(o.Trace) && o.Trace[i].At == o.Trace[i+1].At {
+			continue // outcomes are in the order of arrival
+		}
+		w := kept.Outcomes[i].Worker
+		if home, ok := at[session]; ok && home != w {
+			t.Fatalf("request %d: the session moves from %d to %d", i, home, w)
+		}
+		at[session] = w
+	}
+	if kept.HitRatio < free.HitRatio {
+		t.Errorf("hit ratio %.3f, without sessions %.3f", kept.HitRatio, free.HitRatio)
 	}
 }
 

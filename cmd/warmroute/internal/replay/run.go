@@ -43,6 +43,10 @@ type Options struct {
 	State string
 	// Seed is that of the frontends' chances. Equal seeds give equal runs.
 	Seed uint64
+	// Sessions names the conversations of the trace, as x-session-id does. One stays where it is unless its worker is dearer
+	// than the cheapest by more than SessionSlack prompt tokens to be computed. A session of a replay does not end.
+	Sessions     bool
+	SessionSlack int
 	// Frontend, if set, starts a frontend as a process of its own with the given arguments, for [RunReal]: it returns its URL and what
 	// ends it. Without it, and with OwnViews, frontends are in this process.
 	Frontend func(ctx context.Context, args ...string) (url string, pid int, stop func(), err error)
@@ -60,6 +64,8 @@ func (o *Options) check() error {
 		return fmt.Errorf("policy %q: want one of %v", o.Policy, Policies)
 	case o.Workers < 1 || o.Workers > 999 || o.CacheBlocks < 1 || o.Frontends < 1 || o.Frontends > 999:
 		return fmt.Errorf("want 1 to 999 workers and frontends, and a cache of at least one block")
+	case o.SessionSlack < 0:
+		return fmt.Errorf("a session's slack is not negative")
 	case !(o.Rate > 0) || !(o.Load > 0) || o.TokenTime < 0 || !(o.DecodeCost >= 0):
 		return fmt.Errorf("rate and load are above 0, the time of a token is not negative")
 	}
@@ -96,6 +102,7 @@ func (e *events) Pop() any     { x := (*e)[len(*e)-1]; *e = (*e)[:len(*e)-1]; re
 type job struct {
 	*Request
 	id       string
+	session  string
 	frontend int
 	worker   int
 	arrived  time.Duration
@@ -166,9 +173,16 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	for i := range o.Frontends {
 		s.routers = append(s.routers, router{policy: o.Policy, weights: o.Weights, random: rand.New(rand.NewPCG(o.Seed, uint64(2+i)))})
 	}
+	var session []int
+	if o.Sessions {
+		session = sessions(o.Trace)
+	}
 	for i := range o.Trace {
-		q := &o.Trace[i]
-		s.push(time.Duration(float64(q.At)/o.Load), arrives, &job{Request: q, id: strconv.Itoa(i)})
+		j := &job{Request: &o.Trace[i], id: strconv.Itoa(i)}
+		if session != nil {
+			j.session = strconv.Itoa(session[i])
+		}
+		s.push(time.Duration(float64(j.At)/o.Load), arrives, j)
 	}
 	for len(s.events) > 0 {
 		if err := ctx.Err(); err != nil {
@@ -229,8 +243,11 @@ func (s *simulation) arrive(now time.Duration, j *job) error {
 		return err
 	}
 	j.worker, err = s.state.place(s.ctx, j.frontend, placement{
-		id: j.id, request: j.Request, among: among, credits: credits,
-		ask: choose.Ask{Request: choose.Request{BlockSize: BlockTokens, Tokens: j.Input}, Weights: w, Home: -1, Random: r.random.Float64()},
+		id: j.id, session: j.session, request: j.Request, among: among, credits: credits,
+		ask: choose.Ask{
+			Request: choose.Request{BlockSize: BlockTokens, Tokens: j.Input}, Weights: w, Home: -1, Slack: w.Slack(s.SessionSlack, BlockTokens),
+			Random: r.random.Float64(),
+		},
 	})
 	if err != nil {
 		return err

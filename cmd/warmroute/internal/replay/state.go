@@ -2,6 +2,7 @@ package replay
 
 import (
 	"context"
+	"slices"
 
 	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/kvcache"
@@ -25,6 +26,7 @@ type state interface {
 // placement is a request that wants a worker.
 type placement struct {
 	id      string
+	session string // "" = none
 	request *Request
 	ask     choose.Ask
 	among   []int // the workers that it may go to
@@ -42,8 +44,9 @@ type memory struct {
 
 // ledger is what one view has placed.
 type ledger struct {
-	loads  []choose.Load
-	leases map[string]lease
+	loads    []choose.Load
+	leases   map[string]lease
+	sessions map[string]int // the workers that they are at
 }
 
 type lease struct {
@@ -61,7 +64,7 @@ func newMemory(caches []*lru, views int, predict bool) *memory {
 		}
 	}
 	for i := range m.views {
-		m.views[i] = ledger{make([]choose.Load, len(caches)), map[string]lease{}}
+		m.views[i] = ledger{make([]choose.Load, len(caches)), map[string]lease{}, map[string]int{}}
 	}
 	return m
 }
@@ -92,8 +95,14 @@ func (m *memory) place(_ context.Context, frontend int, p placement) (int, error
 			candidates[i].Credit = float64(p.credits[w])
 		}
 	}
+	if home, ok := v.sessions[p.session]; ok {
+		p.ask.Home = slices.Index(p.among, home)
+	}
 	c := choose.Choose(p.ask, candidates)
 	w := p.among[c.Index]
+	if p.session != "" {
+		v.sessions[p.session] = w
+	}
 	l := lease{w, choose.Load{Requests: 1, PrefillTokens: p.ask.Prefill(candidates[c.Index].Credit), DecodeBlocks: len(p.request.Blocks)}}
 	v.add(l, 1)
 	v.leases[p.id] = l

@@ -140,6 +140,7 @@ func (s *stores) place(ctx context.Context, frontend int, p placement) (int, err
 	a := store.Ask{
 		ID: p.id, Lease: leaseLength, BlockSize: p.ask.BlockSize, PromptTokens: p.ask.Tokens, DecodeBlocks: len(p.request.Blocks),
 		Weights: store.Weights(p.ask.Weights), Random: func() float64 { return p.ask.Random },
+		Session: p.session, SessionTTL: leaseLength, SessionSlack: p.ask.Slack,
 	}
 	for _, w := range p.among {
 		c := store.Candidate{WorkerRank: s.names[w]}

@@ -82,3 +82,24 @@ func parseRequest(line []byte) (Request, error) {
 		At: time.Duration(*v.Timestamp * float64(time.Millisecond)), Input: v.Input, Output: v.Output, Blocks: v.Hashes,
 	}, nil
 }
+
+// sessions numbers the conversations of a trace: a request goes on with the one that had the deepest of its blocks. The very first
+// block, which is often common to all, says nothing.
+func sessions(trace []Request) []int {
+	of, next := map[uint64]int{}, 0
+	out := make([]int, len(trace))
+	for i := range trace {
+		blocks, known := trace[i].whole(), false
+		for k := len(blocks) - 1; k > 0 && !known; k-- {
+			out[i], known = of[blocks[k]]
+		}
+		if !known {
+			out[i] = next
+			next++
+		}
+		for _, b := range blocks {
+			of[b] = out[i]
+		}
+	}
+	return out
+}
