@@ -70,7 +70,7 @@ func keysOf(nodes []*fleet.Node) []fleet.Key {
 
 // nobody says why there are no candidates. The snapshot tells a pinned worker that is away from one
 // that is not there.
-func nobody(s *fleet.Snapshot, tenant string, p pin) error {
+func nobody(s *fleet.Snapshot, t fleet.Target, tenant string, p pin) error {
 	if p.worker != "" {
 		n := s.Node(fleet.KeyOf(tenant, p.worker))
 		switch {
@@ -82,8 +82,16 @@ func nobody(s *fleet.Snapshot, tenant string, p pin) error {
 			return unavailable("no_workers", "the pinned worker "+n.ID+" is draining and gets no new requests")
 		case n.State != fleet.Healthy:
 			return unavailable("no_workers", "the pinned worker "+n.ID+" is not answering; try again")
+		case !slices.Contains(t.Nodes, n):
+			return refuse(http.StatusBadRequest, "worker_not_found", "the pinned worker "+n.ID+" does not serve this model")
+		case !p.allows(n):
+			return refuse(http.StatusBadRequest, "worker_not_found", "the pinned worker "+n.ID+" is not among those allowed")
 		}
 		return errNoWorkers
+	}
+	exists := func(id string) bool { return s.Node(fleet.KeyOf(tenant, id)) != nil }
+	if p.allowed != nil && s.Known() && !slices.ContainsFunc(p.allowed, exists) {
+		return unavailable("no_workers", "none of the allowed workers is known; try again")
 	}
 	has := func(n *fleet.Node) bool { return n.Tenant == tenant && slices.Contains(n.Ranks, p.rank) }
 	if p.rank >= 0 && s.Known() && !slices.ContainsFunc(s.Nodes(), has) {
@@ -344,7 +352,7 @@ func (f *Frontend) choose(ctx context.Context, x *exchange) error {
 	for {
 		list := f.candidates(target, x.pin, &x.knowledge, f.o.Tiers, excluded)
 		if len(list) == 0 {
-			return nobody(s, x.tenant, x.pin)
+			return nobody(s, target, x.tenant, x.pin)
 		}
 		w := f.wantOf(x, target.Pool)
 		p, err := f.choosing(ctx, &w, list, len(x.tried), func(list []candidate, places []inflight.Place, pick func([]choose.Load) int) {

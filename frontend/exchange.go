@@ -168,6 +168,9 @@ func headerPin(h http.Header) (pin, error) {
 				p.allowed = append(p.allowed, id)
 			}
 		}
+		if p.allowed == nil { // which would be all
+			return p, refuse(http.StatusBadRequest, "invalid_request", "x-allowed-worker-ids names no worker")
+		}
 	}
 	return p, nil
 }

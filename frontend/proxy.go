@@ -123,7 +123,7 @@ func (f *Frontend) prepare(c *gin.Context, x *exchange, e openai.Endpoint) (err 
 	x.inference = e != openai.Plain
 	x.explain = c.GetHeader(headerExplain) == "1"
 	if len(f.candidates(x.target, x.pin, &x.knowledge, f.o.Tiers, nil)) == 0 {
-		return nobody(s, x.tenant, x.pin)
+		return nobody(s, x.target, x.tenant, x.pin)
 	}
 	return f.learn(c, x, e)
 }

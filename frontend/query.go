@@ -49,11 +49,22 @@ type pinnedWorker struct {
 }
 
 func (p *pinnedWorker) UnmarshalJSON(b []byte) error {
-	if b[0] != '{' {
-		return p.WorkerID.UnmarshalJSON(b)
-	}
 	type plain pinnedWorker
-	return json.Unmarshal(b, (*plain)(p))
+	var err error
+	if b[0] == '{' {
+		err = json.Unmarshal(b, (*plain)(p))
+	} else {
+		err = p.WorkerID.UnmarshalJSON(b)
+	}
+	switch {
+	case err != nil:
+		return err
+	case p.WorkerID == "" && p.Rank == nil:
+		return errors.New("names neither a worker nor a rank")
+	case p.Rank != nil && (*p.Rank < 0 || *p.Rank > kvcache.MaxRank):
+		return errors.New("a rank is a whole number from 0 to " + strconv.Itoa(kvcache.MaxRank))
+	}
+	return nil
 }
 
 // question reads the body of an index route and finds the pool.
@@ -86,6 +97,9 @@ func (f *Frontend) question(c *gin.Context) (*question, error) {
 	q.pool = kvcache.PoolID{Tenant: q.TenantID, Model: q.Model}
 	if q.pool.Tenant == "" {
 		q.pool.Tenant = kvcache.DefaultTenant
+	}
+	if q.BlockSize < 0 {
+		return nil, refuse(http.StatusBadRequest, "invalid_request", `"block_size" is negative`)
 	}
 	if err := errors.Join(q.pool.Validate(), checkTenant(q.pool.Tenant)); err != nil {
 		return nil, refuse(http.StatusBadRequest, "invalid_request", err.Error())
@@ -133,10 +147,12 @@ func (q *question) set(key string, raw []byte) error {
 	case "block_hashes":
 		to = &q.BlockHashes
 	case "pinned_worker":
+		q.Pinned = nil // of two the last one counts, not what both make together
 		to = &q.Pinned
 	case "allowed_worker_ids":
 		to = &q.Allowed
 	case "router_config_override":
+		q.Override = nil
 		to = &q.Override
 	case "expected_output_tokens":
 		to = &q.Output
@@ -156,7 +172,15 @@ func asMemberError(key string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return refuse(http.StatusBadRequest, "invalid_request", strconv.Quote(key)+": "+err.Error())
+	why := err.Error()
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		why = "a JSON " + wrong.Value + " cannot stand here"
+		if wrong.Field != "" {
+			why = strconv.Quote(wrong.Field) + ": " + why
+		}
+	}
+	return refuse(http.StatusBadRequest, "invalid_request", strconv.Quote(key)+": "+why)
 }
 
 // asBadRequest is for errors of the JSON itself.

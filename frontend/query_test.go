@@ -172,8 +172,27 @@ func TestSelect(t *testing.T) {
 	wantError(t, res, text, 503, "no_workers")
 	res, text = ask(`,"pinned_worker":"w7"`)
 	wantError(t, res, text, 400, "worker_not_found")
-	res, text = ask(`,"pinned_worker":true`)
-	wantError(t, res, text, 400, "invalid_request")
+	for more, says := range map[string]string{
+		`,"pinned_worker":true`:                                  "worker id true: want a string or a whole number",
+		`,"pinned_worker":""`:                                    "names neither a worker nor a rank",
+		`,"pinned_worker":{}`:                                    "names neither",
+		`,"pinned_worker":{"worker_id":"w1","dp_rank":-1}`:       "a rank is a whole number from 0 to 65535",
+		`,"allowed_worker_ids":"w1"`:                             `"allowed_worker_ids": a JSON string cannot stand here`,
+		`,"selection_id":5`:                                      `"selection_id": a JSON number cannot stand here`,
+		`,"router_config_override":{"router_temperature":"hot"}`: `"router_temperature": a JSON string cannot stand here`,
+		`,"router_config_override":{"router_temperature":-1}`:    "weights are numbers from 0 to 1e9",
+		`,"block_size":-16`:                                      `"block_size" is negative`,
+	} {
+		res, text := ask(more)
+		wantError(t, res, text, 400, "invalid_request")
+		if !strings.Contains(decode(t, text)["error"].(map[string]any)["message"].(string), says) {
+			t.Errorf("%s: %s, want %q", more, text, says)
+		}
+	}
+	// Of two members of one name the last one counts, as a whole.
+	if _, text := ask(`,"pinned_worker":{"worker_id":"w1","dp_rank":1},"pinned_worker":{"worker_id":"w2"}`); decode(t, text)["worker_id"] != "w2" {
+		t.Errorf("the last pin does not count: %s", text)
+	}
 	res, text = f.post("/select", `{"model_name":"unheard of","token_ids":[1]}`)
 	wantError(t, res, text, 404, "model_not_found")
 	f.wantIdle() // nothing is reserved

@@ -334,7 +334,9 @@ func TestPinAndRank(t *testing.T) {
 	w2 := e2.worker()
 	w2.Ranks = 4
 	x := holding(16, ids, map[string]int{"w1": 4})
-	f := start(t, Options{Index: x, Workers: []Worker{e1.worker(), w2}})
+	e3 := newEngine(t, "w3")
+	e3.models = strings.ReplaceAll(oneModel, "llama", "qwen")
+	f := start(t, Options{Index: x, Workers: []Worker{e1.worker(), w2, e3.worker()}})
 
 	res, _ := f.post(completions, body, "x-worker-instance-id", "w2", "x-dp-rank", "3", "X-Data-Parallel-Rank", "1", "x-session-id", "s")
 	if res.Header.Get("x-worker-instance-id") != "w2" || res.Header.Get("x-dp-rank") != "3" || res.Header.Get("x-kv-overlap-blocks") != "0" {
@@ -356,6 +358,10 @@ func TestPinAndRank(t *testing.T) {
 
 	res, text := f.post(completions, body, "x-worker-instance-id", "w7")
 	wantError(t, res, text, 400, "worker_not_found")
+	res, text = f.post(completions, body, "x-worker-instance-id", "w3")
+	if wantError(t, res, text, 400, "worker_not_found"); !strings.Contains(text, "w3 does not serve this model") {
+		t.Error(text)
+	}
 	res, text = f.post(completions, body, "x-dp-rank", "first")
 	wantError(t, res, text, 400, "invalid_request")
 	res, text = f.post(completions, body, "x-worker-instance-id", "w1", "x-dp-rank", "2")
@@ -364,6 +370,13 @@ func TestPinAndRank(t *testing.T) {
 	wantError(t, res, text, 400, "rank_not_found")
 	res, text = f.post(completions, body, "x-allowed-worker-ids", "w7, w8")
 	wantError(t, res, text, 503, "no_workers")
+	if !strings.Contains(text, "none of the allowed workers is known") {
+		t.Error(text)
+	}
+	res, text = f.post(completions, body, "x-allowed-worker-ids", " , ")
+	wantError(t, res, text, 400, "invalid_request") // nobody is not all
+	res, text = f.post(completions, body, "x-worker-instance-id", "w1", "x-allowed-worker-ids", "w2")
+	wantError(t, res, text, 400, "worker_not_found")
 	res, _ = f.post(completions, body, "x-allowed-worker-ids", "w7, w2 ,")
 	if res.StatusCode != 200 || res.Header.Get("x-worker-instance-id") != "w2" {
 		t.Errorf("status %d, headers %v", res.StatusCode, res.Header)

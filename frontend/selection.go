@@ -2,12 +2,14 @@ package frontend
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
 	"github.com/warmroute/warmroute/frontend/choose"
+	"github.com/warmroute/warmroute/frontend/fleet"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -134,13 +136,16 @@ func (f *Frontend) readSelect(c *gin.Context) (*selecting, error) {
 		}
 	}
 	if q.Allowed != nil {
-		r.pin.allowed = make([]string, len(q.Allowed))
-		for i, id := range q.Allowed {
-			r.pin.allowed[i] = string(id)
+		r.pin.allowed = []string{}
+		s := f.fleet.Snapshot()
+		for _, id := range q.Allowed { // a list may be long, a fleet is not
+			if s.Node(fleet.KeyOf(q.pool.Tenant, string(id))) != nil && !slices.Contains(r.pin.allowed, string(id)) {
+				r.pin.allowed = append(r.pin.allowed, string(id))
+			}
 		}
 	}
 	if r.list = f.candidates(q.target, r.pin, &r.know, tiers, nil); len(r.list) == 0 {
-		return nil, nobody(f.fleet.Snapshot(), q.pool.Tenant, r.pin)
+		return nil, nobody(f.fleet.Snapshot(), q.target, q.pool.Tenant, r.pin)
 	}
 	k := &r.know
 	tokens := max(k.tokens, q.Tokens)
