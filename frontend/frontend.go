@@ -96,7 +96,7 @@ func New(o Options) (*Frontend, error) {
 		f.recorder = predict.New(predict.Options{Index: o.Index, Registerer: o.Registerer})
 	}
 	f.judge = feedback.New(feedback.Options{Changed: f.judged, Registerer: o.Registerer})
-	f.instance = newInstance()
+	f.instance = newName()
 	f.attempts.at, f.attempts.alive = map[fleet.Key]map[*attempt]struct{}{}, stillAlive
 	f.reverse = f.newProxy()
 	var err error

@@ -57,7 +57,7 @@ func (f *Frontend) selectFor(c *gin.Context, reserves bool) (*selection, error) 
 	if reserves {
 		r.want.id, r.want.lease = r.question.ID, f.o.ReservationLease
 		if r.want.id == "" {
-			r.want.id = f.nextID()
+			r.want.id = newName()
 		}
 		if !printable(r.want.id, store.MaxLeaseID) {
 			return nil, refuse(http.StatusBadRequest, "invalid_request", "\"selection_id\" must be at most "+strconv.Itoa(store.MaxLeaseID)+" printable bytes without spaces")

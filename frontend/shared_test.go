@@ -418,6 +418,9 @@ func TestSelectAPI(t *testing.T) {
 		t.Errorf("the same id again: %+v", again)
 	}
 	b := reserve(fs[1], `,"pinned_worker":"w2"`)
+	if strings.HasPrefix(*b.SelectionID, fs[1].instance) || len(*b.SelectionID) < 16 {
+		t.Errorf("the id %q tells those of other requests", *b.SelectionID)
+	}
 	for _, f := range fs {
 		if got := loads(f); got != "w1/0: 1 0 6; w2/0: 1 64 6; " {
 			t.Errorf("loads %s", got)

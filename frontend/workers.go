@@ -58,14 +58,14 @@ func (f *Frontend) workersIn(state string) int {
 	return n
 }
 
-// newInstance is a name that no other frontend has.
-func newInstance() string {
-	var b [6]byte
+// newName is one that nobody else has, and that nobody guesses.
+func newName() string {
+	var b [12]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-// nextID names a reservation.
+// nextID names the reservation of a proxied request. No client is told: who knows one knows the next, and may end it.
 func (f *Frontend) nextID() string {
 	return f.instance + "-" + strconv.FormatUint(f.requests.Add(1), 36)
 }
