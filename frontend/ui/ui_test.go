@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -38,7 +39,11 @@ func (s *source) State() State {
 
 func (s *source) Inspect(context.Context) ([]Pool, error) {
 	s.asked.Add(1)
-	return s.pools, s.err
+	pools := slices.Clone(s.pools) // a reading is the page's own
+	for i := range pools {
+		pools[i].Ranks = slices.Clone(pools[i].Ranks)
+	}
+	return pools, s.err
 }
 
 func (s *source) choice(overlap int) *Decision {
