@@ -275,7 +275,10 @@ func clusterFault(coverage string, of func(*Server) (begin, end func() error)) f
 			}
 			var begin func() error
 			begin, end = of(victim)
-			return begin()
+			if err := begin(); err != nil || coverage == "no" {
+				return err
+			}
+			return c.refuses(ctx, victim) // it takes the others two seconds and more to notice
 		}
 		return &Fault{URL: c.URL, begin: begin, end: func(ctx context.Context) error {
 			if err := end(); err != nil {

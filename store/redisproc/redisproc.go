@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -191,11 +192,22 @@ func StartCluster(ctx context.Context, dir string, args ...string) (*Cluster, er
 
 // whole waits until every node answers for its slots: one that has come back refuses for some time.
 func (c *Cluster) whole(ctx context.Context) error {
-	for _, n := range c.Nodes {
+	return c.untilAll(ctx, "the cluster to be whole", c.Nodes, "cluster_state:ok", "cluster_slots_ok:16384")
+}
+
+// refuses waits until every node but the dead one refuses all commands.
+func (c *Cluster) refuses(ctx context.Context, dead *Server) error {
+	alive := slices.DeleteFunc(slices.Clone(c.Nodes), func(n *Server) bool { return n == dead })
+	return c.untilAll(ctx, "the cluster to be down", alive, "cluster_state:fail")
+}
+
+// untilAll waits until what each of the nodes tells of the cluster contains all the lines.
+func (c *Cluster) untilAll(ctx context.Context, what string, nodes []*Server, lines ...string) error {
+	for _, n := range nodes {
 		client := n.Client()
-		err := until(ctx, "the cluster to be whole", func() bool {
+		err := until(ctx, what, func() bool {
 			info := client.ClusterInfo(ctx).Val()
-			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_slots_ok:16384")
+			return !slices.ContainsFunc(lines, func(line string) bool { return !strings.Contains(info, line) })
 		})
 		_ = client.Close()
 		if err != nil {

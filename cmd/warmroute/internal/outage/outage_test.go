@@ -31,10 +31,7 @@ func TestFaults(t *testing.T) {
 				LookupBudget: 250 * time.Millisecond, // so that a busy machine is not taken for a fault
 				Logger:       slog.New(slog.DiscardHandler),
 			}
-			switch name {
-			case "clusterdown":
-				o.Away = 3500 * time.Millisecond // the nodes take two seconds to notice
-			case poolFault, hangUpFault:
+			if name == poolFault || name == hangUpFault {
 				o.LookupBudget = 3 * time.Second // here the links must not go down, and a busy machine must not be why
 			}
 			r, err := Run(t.Context(), o)
