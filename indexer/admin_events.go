@@ -155,7 +155,7 @@ func (s *stream) takeAll(ctx context.Context, events []kvcache.RouterEvent) erro
 
 func (s *stream) takeOne(ctx context.Context, e *kvcache.RouterEvent) error {
 	seq := int64(e.Event.EventID)
-	s.current = seq
+	s.current = content{seq: seq}
 	kind := kindOf(e)
 	text, err := json.Marshal(e.Event.Data)
 	if err != nil {
@@ -186,10 +186,11 @@ func (s *stream) takeOne(ctx context.Context, e *kvcache.RouterEvent) error {
 			}
 		}
 	}
-	if err := s.keep(ctx, message{seq, text}, s.tr.routerEvent(e), 0); err != nil {
+	m := newMessage(seq, text)
+	if err := s.keep(ctx, m, s.tr.routerEvent(e), 0); err != nil {
 		return err
 	}
-	s.cur.finish(seq, text)
+	s.cur.finish(m)
 	if seq == 0 {
 		s.cur.first(text)
 	}

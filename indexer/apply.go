@@ -55,14 +55,14 @@ func (s *stream) register(ctx context.Context) error {
 		s.newest = 0 // once is enough, wherever Redis has its clock
 		s.saw(st)
 		s.reset(resetOlder)
-		if err := s.retire(ctx, -1, func(_ store.Stream, renewed bool) bool { return renewed }); err != nil {
+		if err := s.retire(ctx, nothing, func(_ store.Stream, renewed bool) bool { return renewed }); err != nil {
 			return err
 		}
 		st = s.st
 	}
 	s.saw(st)
 	if s.cur.done == -1 {
-		s.cur.reached(st.Seq, st.Digest)
+		s.cur.reached(contentOf(st))
 		s.tr.resumed = st.Seq >= 0
 	}
 	s.update(func(v *Status) {
@@ -126,7 +126,9 @@ func (s *stream) reread(ctx context.Context) error {
 func (s *stream) catchUp() {
 	if s.st.Seq > s.cur.done {
 		s.tr.orphans.clear() // whatever was removed meanwhile
-		s.cur.reached(s.st.Seq, s.st.Digest)
+		s.cur.reached(contentOf(s.st))
+	} else if s.st.Seq == s.cur.done && s.cur.at(s.st.Seq).digest == 0 {
+		s.cur.note(contentOf(s.st)) // given up here, applied by another indexer
 	}
 }
 
@@ -149,15 +151,18 @@ type rejoin struct{ why string }
 func (r *rejoin) Error() string        { return r.why }
 func (r *rejoin) Is(target error) bool { return target == errAgain || target == store.ErrInvalid }
 
-// retire ends the stream's generation and continues after seq, -1 for a new engine process. Where another indexer was faster, over
+// contentOf is the newest message of which Redis has the stream.
+func contentOf(st store.Stream) content { return content{st.Seq, st.Digest} }
+
+// retire ends the stream's generation and continues after a message, nothing for a new engine process. Where another indexer was faster, over
 // says whether the state now, renewed being that of another generation, is as good.
-func (s *stream) retire(ctx context.Context, seq int64, over func(st store.Stream, renewed bool) bool) error {
+func (s *stream) retire(ctx context.Context, after content, over func(st store.Stream, renewed bool) bool) error {
 	gen := s.st.Generation
 	for s.st.Generation != 0 {
 		var st store.Stream
 		var o store.Outcome
 		err := s.try(ctx, func() (err error) {
-			st, o, err = s.ix.opts.Store.Restart(ctx, s.st, seq)
+			st, o, err = s.ix.opts.Store.Restart(ctx, s.st, after.seq, after.digest)
 			return err
 		})
 		if err != nil {
@@ -170,8 +175,8 @@ func (s *stream) retire(ctx context.Context, seq int64, over func(st store.Strea
 		if o == store.Applied || over(st, st.Generation > gen) {
 			return nil
 		}
-		if seq >= 0 {
-			seq = max(seq, st.Seq)
+		if after.seq >= 0 && st.Seq > after.seq {
+			after = contentOf(st)
 		}
 	}
 	return nil
@@ -246,7 +251,7 @@ func (s *stream) behind(ctx context.Context) error {
 		s.gap(gapStore)
 	} else if first == 0 { // nothing is missing: what the index holds, of a dump that was loaded, is from before the first message
 		s.log.Info("blocks from before the engine's first message leave the index")
-		if err := s.retire(ctx, -1, func(_ store.Stream, renewed bool) bool { return renewed }); err != nil {
+		if err := s.retire(ctx, nothing, func(_ store.Stream, renewed bool) bool { return renewed }); err != nil {
 			return err
 		}
 	}
@@ -256,7 +261,7 @@ func (s *stream) behind(ctx context.Context) error {
 	if have >= 0 {
 		s.reset(resetGap)
 	}
-	return s.retire(ctx, first-1, func(st store.Stream, _ bool) bool { return st.Seq >= first-1 })
+	return s.retire(ctx, s.cur.at(first-1), func(st store.Stream, _ bool) bool { return st.Seq >= first-1 })
 }
 
 // stale deals with a generation that somebody else has ended.

@@ -48,7 +48,7 @@ func BenchmarkConsume(b *testing.B) {
 			b.ReportAllocs()
 			seq := int64(0)
 			for b.Loop() {
-				if err := s.live(b.Context(), message{seq, messages[seq%2]}); err != nil {
+				if err := s.live(b.Context(), newMessage(seq, messages[seq%2])); err != nil {
 					b.Fatal(err)
 				}
 				if err := s.flushFull(b.Context()); err != nil {

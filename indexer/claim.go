@@ -47,7 +47,7 @@ func (s *stream) believeLive(ctx context.Context, seq int64, why string) error {
 	for gen := s.st.Generation; s.st.Generation == gen && gen != 0; {
 		var st store.Stream
 		err := s.try(ctx, func() (err error) {
-			st, _, err = s.ix.opts.Store.Restart(ctx, s.st, seq-1)
+			st, _, err = s.ix.opts.Store.Restart(ctx, s.st, seq-1, 0)
 			return err
 		})
 		if err != nil {
@@ -58,6 +58,6 @@ func (s *stream) believeLive(ctx context.Context, seq int64, why string) error {
 		}
 		s.saw(st)
 	}
-	s.cur.reached(s.st.Seq, s.st.Digest)
+	s.cur.reached(contentOf(s.st))
 	return nil
 }

@@ -55,7 +55,7 @@ func (s *stream) clearedByOther(ctx context.Context) error {
 	if err == nil {
 		s.tr.orphans.clear()
 		s.reset(resetClear)
-		err = s.retire(ctx, s.st.Seq, func(_ store.Stream, renewed bool) bool { return renewed })
+		err = s.retire(ctx, contentOf(s.st), func(_ store.Stream, renewed bool) bool { return renewed })
 	}
 	if err != nil {
 		s.mu.Lock()

@@ -113,9 +113,9 @@ type refusing struct {
 	refuse bool
 }
 
-func (r *refusing) Restart(ctx context.Context, st store.Stream, seq int64) (store.Stream, store.Outcome, error) {
+func (r *refusing) Restart(ctx context.Context, st store.Stream, seq int64, digest uint64) (store.Stream, store.Outcome, error) {
 	if r.refuse {
 		return store.Stream{}, 0, store.ErrUnavailable
 	}
-	return r.Store.Restart(ctx, st, seq)
+	return r.Store.Restart(ctx, st, seq, digest)
 }

@@ -37,12 +37,12 @@ func (s *stream) arrive(ctx context.Context, a arrival) error {
 		}
 	}
 	s.arrived = a.at
-	return s.live(ctx, message{int64(m.Seq), m.Payload})
+	return s.live(ctx, newMessage(int64(m.Seq), m.Payload))
 }
 
 // live runs the sequence machine on one message.
 func (s *stream) live(ctx context.Context, m message) error {
-	s.current = m.seq
+	s.current = m.content()
 	before, contradicted := s.cur.live, s.contradicted(m.seq, s.arrived)
 	v := s.cur.see(m.seq)
 	if v == duplicate && contradicted && m.seq > before {
@@ -82,11 +82,16 @@ func (s *stream) live(ctx context.Context, m message) error {
 // restarted drops what is known of an engine process that is over; old is a number that it had reached.
 func (s *stream) restarted(ctx context.Context, old int64) error {
 	s.log.Info("the engine has restarted", "last", old)
+	s.reset(resetRestart)
+	return s.anew(ctx, old)
+}
+
+// anew begins before the first message of the engine process that there is now.
+func (s *stream) anew(ctx context.Context, old int64) error {
 	s.drop()
 	s.tr.forget()
-	s.reset(resetRestart)
 	epoch, other := s.st.Epoch, false
-	err := s.retire(ctx, -1, func(st store.Stream, renewed bool) bool {
+	err := s.retire(ctx, nothing, func(st store.Stream, renewed bool) bool {
 		other = renewed && st.Epoch != epoch
 		return other && (s.reg.ReplayEndpoint != "" || st.Seq < old)
 	})
@@ -143,10 +148,10 @@ func (s *stream) cold() bool { return s.cur.done == -1 && s.st.Seq == -1 }
 
 // skipTo goes on after seq in a generation that holds nothing of what came before.
 func (s *stream) skipTo(ctx context.Context, seq int64) error {
-	if err := s.retire(ctx, seq, func(st store.Stream, _ bool) bool { return st.Seq >= seq }); err != nil {
+	if err := s.retire(ctx, s.cur.at(seq), func(st store.Stream, _ bool) bool { return st.Seq >= seq }); err != nil {
 		return err
 	}
-	s.cur.reached(seq, 0)
+	s.cur.reached(s.cur.at(seq))
 	s.catchUp()
 	return nil
 }
@@ -156,12 +161,12 @@ func (s *stream) emptyBefore(ctx context.Context, seq int64) error {
 	if seq == 0 && s.st.Seq == -1 {
 		return nil // the present one is as fresh as can be
 	}
-	return s.retire(ctx, seq-1, func(st store.Stream, _ bool) bool { return st.Seq >= seq })
+	return s.retire(ctx, s.cur.at(seq-1), func(st store.Stream, _ bool) bool { return st.Seq >= seq })
 }
 
 // consume translates the next message in order.
 func (s *stream) consume(ctx context.Context, m message) error {
-	s.current = m.seq
+	s.current = m.content()
 	b, err := wire.Decode(m.payload)
 	if err != nil {
 		s.ix.countError(err)
@@ -200,7 +205,7 @@ func (s *stream) consume(ctx context.Context, m message) error {
 	if err := s.keep(ctx, m, reset, ts); err != nil {
 		return err
 	}
-	s.cur.finish(m.seq, m.payload)
+	s.cur.finish(m)
 	return nil
 }
 
@@ -283,7 +288,7 @@ func (s *stream) keep(ctx context.Context, m message, reset string, ts float64) 
 		s.pending.since = time.Now()
 	}
 	s.batch.Message(seq)
-	s.batch.Sign(digest(m.payload))
+	s.batch.Sign(m.digest)
 	for _, o := range s.tr.ops {
 		switch o.kind {
 		case opStore:

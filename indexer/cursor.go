@@ -21,11 +21,13 @@ type cursor struct {
 	zeroKnown bool
 }
 
-// content is a message in few bytes; a digest of 0 is none.
+// content is a message in few bytes. A digest of 0 is an unknown one; seq -1 is before the first message.
 type content struct {
 	seq    int64
 	digest uint64
 }
+
+var nothing = content{seq: -1}
 
 func newCursor() cursor { return cursor{live: -1, done: -1, base: -1} }
 
@@ -70,16 +72,26 @@ func (c *cursor) connected(newest int64) {
 	c.fresh, c.base = true, max(newest, c.live)
 }
 
-// reached goes on after message seq, which somebody else has applied; its digest is 0 where that is not known.
-func (c *cursor) reached(seq int64, digest uint64) {
-	c.done = seq
-	c.note(seq, digest)
+// reached goes on after a message that somebody else has applied.
+func (c *cursor) reached(m content) {
+	c.done = m.seq
+	c.note(m)
 }
 
-func (c *cursor) note(seq int64, digest uint64) {
-	if seq >= 0 && digest != 0 {
-		c.recent[seq%int64(len(c.recent))] = content{seq, digest}
+func (c *cursor) note(m content) {
+	if m.seq >= 0 && m.digest != 0 {
+		c.recent[m.seq%int64(len(c.recent))] = m
 	}
+}
+
+// at is what is known of message seq.
+func (c *cursor) at(seq int64) content {
+	if seq >= 0 {
+		if was := c.recent[seq%int64(len(c.recent))]; was.seq == seq {
+			return was
+		}
+	}
+	return content{seq: seq}
 }
 
 // renewed begins a new engine process, of which done is applied.
@@ -94,16 +106,16 @@ func (c *cursor) forget() { clear(c.recent[:]) }
 // digest is a message's content in 64 bits, 0 for none: equal in all indexers.
 func digest(payload []byte) uint64 { return max(xxh3.Hash(payload), 1) }
 
-// finish notes that message seq was translated.
-func (c *cursor) finish(seq int64, payload []byte) {
-	c.done = seq
-	c.note(seq, digest(payload))
+// finish notes that a message was translated.
+func (c *cursor) finish(m message) {
+	c.done = m.seq
+	c.note(m.content())
 }
 
 // same says whether a message is the one that was translated under its number; true where that is not known.
 func (c *cursor) same(m message) bool {
-	was := c.recent[m.seq%int64(len(c.recent))]
-	return was.seq != m.seq || was.digest == 0 || was.digest == digest(m.payload)
+	was := c.at(m.seq)
+	return was.digest == 0 || was.digest == m.digest
 }
 
 // first notes the content of message 0, and isFirst says whether it was that. A stream over HTTP has no connection

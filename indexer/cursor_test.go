@@ -35,7 +35,7 @@ func TestCursor(t *testing.T) {
 					t.Fatalf("step %d: %d is %d, want %d", i, s.n, got, s.want)
 				}
 				if s.want == inOrder {
-					c.finish(s.n, nil)
+					c.finish(newMessage(s.n, nil))
 				}
 			}
 		})
@@ -44,17 +44,17 @@ func TestCursor(t *testing.T) {
 
 func TestCursorKnowsAMessageAgain(t *testing.T) {
 	c := newCursor()
-	c.finish(7, []byte("a"))
+	c.finish(newMessage(7, []byte("a")))
 	for _, tc := range []struct {
 		m    message
 		want bool
-	}{{message{7, []byte("a")}, true}, {message{7, []byte("b")}, false}, {message{8, []byte("b")}, true}} {
+	}{{newMessage(7, []byte("a")), true}, {newMessage(7, []byte("b")), false}, {newMessage(8, []byte("b")), true}} {
 		if got := c.same(tc.m); got != tc.want {
 			t.Errorf("%d %s: %v", tc.m.seq, tc.m.payload, got)
 		}
 	}
 	c.renewed(-1)
-	if !c.same(message{7, []byte("b")}) {
+	if !c.same(newMessage(7, []byte("b"))) {
 		t.Error("a digest outlives its engine")
 	}
 }

@@ -37,6 +37,15 @@ func (s *stream) join(ctx context.Context, c *connection) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	if s.cur.done >= 0 && s.cur.at(s.cur.done).digest == 0 {
+		// Somebody has begun a generation after that message and applied nothing to it yet, and may never come to it: the generation
+		// holds nothing, and nobody can tell whether the engine has begun again since.
+		s.log.Info("the index holds nothing of the stream, all of it is replayed", "watermark", s.cur.done)
+		if err := s.anew(ctx, s.cur.done); err != nil {
+			return err
+		}
+		return s.refill(ctx, replayJoin)
+	}
 	// From the last message that was applied, not the one after: if it is another one now, or is not there, the engine
 	// has restarted, however far it has come since.
 	r, err := s.fetch(ctx, s.cur.done, replayJoin)

@@ -146,7 +146,7 @@ func (s *stream) lapse(ctx context.Context, now time.Time, certain bool) error {
 		return nil
 	}
 	s.saw(st)
-	after, o, err := s.ix.opts.Store.Restart(ctx, st, -1)
+	after, o, err := s.ix.opts.Store.Restart(ctx, st, -1, 0)
 	switch {
 	case err != nil:
 		s.log.Debug("lease not ended", "error", err)

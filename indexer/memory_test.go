@@ -45,11 +45,11 @@ func (a agreeable) Apply(_ context.Context, st store.Stream, b *store.Batch) (st
 	return store.Applied, st.Seq, nil
 }
 
-func (a agreeable) Restart(_ context.Context, st store.Stream, seq int64) (store.Stream, store.Outcome, error) {
+func (a agreeable) Restart(_ context.Context, st store.Stream, seq int64, digest uint64) (store.Stream, store.Outcome, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	st.Generation++
-	st.Seq = seq
+	st.Seq, st.Digest = seq, digest
 	a.streams[st.StreamID] = st
 	return st, store.Applied, nil
 }

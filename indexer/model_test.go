@@ -72,7 +72,7 @@ func TestModel(t *testing.T) {
 			}
 			seq, last := int64(-1), []byte(nil)
 			live := func(n int64, p []byte) {
-				if err := s.live(t.Context(), message{n, p}); err != nil {
+				if err := s.live(t.Context(), newMessage(n, p)); err != nil {
 					t.Fatal(err)
 				}
 				if err := s.flushFull(t.Context()); err != nil {

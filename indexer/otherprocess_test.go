@@ -5,6 +5,7 @@ import (
 
 	"github.com/warmroute/warmroute/indexer/zmtp/zmtptest"
 	"github.com/warmroute/warmroute/kvcache"
+	"github.com/warmroute/warmroute/store"
 )
 
 // A replay that is of another process than the live messages is found out by the first message that both have: what it brought leaves
@@ -37,4 +38,30 @@ func TestReplayOfAnotherProcess(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An indexer that dies after it has begun a generation, and before it has applied anything to it, leaves a watermark of which nobody
+// knows the engine process. If the engine begins again too, all of its messages are missing, not those after the watermark.
+func TestWatermarkOfAnUnknownProcess(t *testing.T) {
+	st := newStore(t)
+	e := zmtptest.Start(t, zmtptest.Config{Router: "*"})
+	var hashes []kvcache.EngineHash
+	for seq := range int64(10) {
+		hashes = append(hashes, kvcache.EngineHash(seq))
+		e.Publish("", seq, payload(stored(nil, hashes[seq])))
+	}
+	id := store.StreamID{Pool: testPool, WorkerRank: kvcache.WorkerRank{Worker: "w"}}
+	left, _, err := st.Register(t.Context(), id, store.Registration{BlockSize: 4})
+	if err == nil {
+		_, _, err = st.Restart(t.Context(), left, 5, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ix := newIndexer(t, Options{Store: st, Workers: []Worker{{
+		ID: "w", Model: testPool.Model, BlockSize: 4, Endpoint: e.Endpoint, ReplayEndpoint: e.ReplayEndpoint,
+	}}})
+	start(t, ix)
+	wantHeld(t, st, testPool, gpu("w/0", hashes...)...)
+	wantClean(t, st, testPool)
 }

@@ -18,7 +18,12 @@ const (
 type message struct {
 	seq     int64
 	payload []byte
+	digest  uint64 // of the payload
 }
+
+func newMessage(seq int64, payload []byte) message { return message{seq, payload, digest(payload)} }
+
+func (m message) content() content { return content{m.seq, m.digest} }
 
 // replayed is the answer to a replay.
 type replayed struct {
@@ -145,7 +150,7 @@ func (s *stream) replaySession(ctx context.Context, start int64) (got []message,
 			return got, false, err
 		}
 		last = int64(r.Seq)
-		got = append(got, message{last, r.Payload})
+		got = append(got, newMessage(last, r.Payload))
 		bytes += len(r.Payload) + 64
 	}
 	return got, false, nil

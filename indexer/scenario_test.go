@@ -32,7 +32,7 @@ func offline(t *testing.T, st Store, size int) *stream {
 // say feeds one live message and applies it.
 func (s *stream) say(t *testing.T, seq int64, payload []byte) {
 	t.Helper()
-	if err := s.live(t.Context(), message{seq, payload}); err != nil {
+	if err := s.live(t.Context(), newMessage(seq, payload)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.flush(t.Context()); err != nil {

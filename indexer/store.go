@@ -19,7 +19,7 @@ type streamStore interface {
 	registry
 	Apply(ctx context.Context, st store.Stream, b *store.Batch) (store.Outcome, int64, error)
 	Resolve(ctx context.Context, st store.Stream, hashes []kvcache.EngineHash) ([]kvcache.BlockHash, []bool, error)
-	Restart(ctx context.Context, st store.Stream, seq int64) (store.Stream, store.Outcome, error)
+	Restart(ctx context.Context, st store.Stream, seq int64, digest uint64) (store.Stream, store.Outcome, error)
 }
 
 // registry is the life of a stream in Redis.

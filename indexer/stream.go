@@ -57,7 +57,7 @@ type stream struct {
 	batch          store.Batch // translated and not yet applied
 	pending        pending
 	impatient      bool    // serve an HTTP request: no retries
-	current        int64   // sequence number being worked on, for the case of a panic
+	current        content // message being worked on, for the case of a panic
 	broken         bool    // the last attempt failed in a way that leaves its effects unknown
 	refilling      bool    // consuming a replay
 	retrying       bool    // Redis did not answer the last time
@@ -203,12 +203,15 @@ func (s *stream) work(ctx context.Context) error {
 	}
 	if s.broken {
 		// What the last attempt did to the index is not known. The message it failed on is not tried again.
-		seq := max(s.current, s.st.Seq)
-		if err := s.retire(ctx, seq, func(st store.Stream, _ bool) bool { return st.Seq >= seq }); err != nil {
+		after := contentOf(s.st)
+		if s.current.seq > after.seq {
+			after = s.current
+		}
+		if err := s.retire(ctx, after, func(st store.Stream, _ bool) bool { return st.Seq >= after.seq }); err != nil {
 			return err
 		}
 		s.broken = false
-		s.cur.reached(s.st.Seq, s.st.Digest)
+		s.cur.reached(contentOf(s.st))
 	}
 	lease := time.NewTicker(s.ix.opts.LeaseInterval)
 	defer lease.Stop()

@@ -188,7 +188,7 @@ func indexerCycle(ctx context.Context, s *store.Store) error {
 	if err != nil || !ok {
 		return fmt.Errorf("stream: %v %w", ok, err)
 	}
-	if st, _, err = s.Restart(ctx, st, -1); err != nil {
+	if st, _, err = s.Restart(ctx, st, -1, 0); err != nil {
 		return err
 	}
 	for more := true; more; {
@@ -471,7 +471,7 @@ func TestFrontendUserCannotEndAnything(t *testing.T) {
 			_, _, err := s.Register(t.Context(), other, store.Registration{BlockSize: 4})
 			return err
 		},
-		"restart": func() error { _, _, err := s.Restart(t.Context(), st, -1); return err },
+		"restart": func() error { _, _, err := s.Restart(t.Context(), st, -1, 0); return err },
 		"remove":  func() error { _, err := s.Remove(t.Context(), st); return err },
 	} {
 		if err := write(); err == nil || !deniedIn(err.Error()) {

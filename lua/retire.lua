@@ -22,10 +22,11 @@
 -- ARGV[3] slot      slot that the retired keys are named after
 -- ARGV[4] new_seq   watermark of the new generation; "-1" = a new engine process, which the epoch tells; "" = the stream ends
 -- ARGV[5] worker/rank
+-- ARGV[6] digest    of message new_seq; "" = unknown
 -- Returns {code, gen, seq, slot, epoch, digest}: code 0 retired, 3 stale (nothing done); the rest is the state now, "" where the stream ended
 -- Effects: idempotent (a repetition is stale); O(log slots), whatever the size of the cache
 local stream, slots, idle, version, top = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[16]
-local gen, seq, slot, new_seq, owner = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local gen, seq, slot, new_seq, owner, digest = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
 --#include slots.inc
 
@@ -61,8 +62,8 @@ local epoch = new_seq == '-1' and gen_text or have[4] or ''
 
 -- A stream that holds nothing has no bit anywhere and keeps its slot, or one that is reset again and again would use them up.
 if empty and new_seq ~= '' then
-  redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'epoch', epoch, 'digest', '', 'updated_ms', now_ms)
-  return {0, gen_text, new_seq, slot, epoch, ''}
+  redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'epoch', epoch, 'digest', digest, 'updated_ms', now_ms)
+  return {0, gen_text, new_seq, slot, epoch, digest}
 end
 
 redis.call('HDEL', slots, slot)
@@ -78,5 +79,5 @@ end
 local fresh = give(slots, idle, top, now_ms, slot)
 redis.call('ZADD', idle, '0', slot)
 redis.call('HSET', slots, fresh, owner)
-redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'slot', fresh, 'epoch', epoch, 'digest', '', 'updated_ms', now_ms)
-return {0, gen_text, new_seq, fresh, epoch, ''}
+redis.call('HSET', stream, 'gen', gen_text, 'seq', new_seq, 'slot', fresh, 'epoch', epoch, 'digest', digest, 'updated_ms', now_ms)
+return {0, gen_text, new_seq, fresh, epoch, digest}

@@ -34,7 +34,8 @@ func (r *Report) problem(repaired bool, format string, args ...any) {
 	}
 }
 
-// Check proves, shard by shard and while the index is in use, that the sorted sets, holders, the slot map and the streams agree. What a
+// Check proves, shard by shard and while the index is in use, that the sorted sets, holders, the slot map and the streams agree, and
+// the sums of what is under way with its leases. What a
 // first, non-atomic reading shows is looked at again atomically, so that traffic is not taken for damage; no call keeps
 // Redis busy for long. With repair, the sorted sets are believed: holders is made from them where it differs, the slot
 // map from the streams; what belongs to nobody goes; a stream that has lost what cannot be derived begins a new
@@ -74,6 +75,9 @@ func (s *Store) checkBy(ctx context.Context, id kvcache.PoolID, repair bool, mos
 	}
 	if err := c.placement(ctx, k, placed); err != nil {
 		return r, classify(ctx, fmt.Errorf("check placement of pool %s: %w", id, err))
+	}
+	if err := c.leases(ctx); err != nil {
+		return r, classify(ctx, fmt.Errorf("check what is under way in pool %s: %w", id, err))
 	}
 	return r, nil
 }
@@ -350,7 +354,7 @@ func (x *shardCheck) restarts(ctx context.Context) error {
 		if st.readHash(h, 0) != nil {
 			continue // gone meanwhile
 		}
-		if _, _, err := x.s.retire(ctx, st, "", "-1"); err != nil { // stale: somebody else has begun a new generation, as good
+		if _, _, err := x.s.retire(ctx, st, "", "-1", 0); err != nil { // stale: somebody else has begun a new generation, as good
 			return err
 		}
 	}

@@ -197,7 +197,7 @@ func (c *check) misplaced(ctx context.Context, k *knownPool, w string, n int, at
 				continue
 			}
 			if c.repair {
-				if _, _, err := c.s.retire(ctx, st, "", ""); err != nil {
+				if _, _, err := c.s.retire(ctx, st, "", "", 0); err != nil {
 					return err
 				}
 			}

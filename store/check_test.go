@@ -43,12 +43,14 @@ func fillForDamage(t *testing.T, s *store.Store) damaged {
 	predict(t, s, c.WorkerRank, store.Applied, store.PredictOptions{TTL: time.Hour}, x.p...)
 	// A generation that waits for the sweep, and a stream that was removed.
 	var err error
-	if x.d, _, err = s.Restart(t.Context(), x.d, 0); err != nil {
+	if x.d, _, err = s.Restart(t.Context(), x.d, 0, 0); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Remove(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
+	selects(t, s, asking("request", 0, 0))
+	selects(t, s, asking("another", 0, 0))
 	x.full = map[kvcache.WorkerRank]kvcache.Overlap{
 		rank("a", 0): onDevice(100), rank("b", 0): {Host: 100, Disk: 100, Any: 100}, rank("c", 1): {Any: 100},
 	}
@@ -174,6 +176,11 @@ func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
 		{"list of pools of the wrong type", wrongType("wr:1:pools"), "key wr:1:pools is no set", 2, nil},
 		{"name in the list of pools that is none", func(damaged) error { return raw.SAdd(ctx, "wr:1:pools", "nonsense").Err() }, `the list of pools has "nonsense", which is none`, 1, nil},
 
+		{"sums lost", func(damaged) error { return raw.Del(ctx, poolTag+"load").Err() }, "sums of 0 requests and 0 that are none, 2 leases, 2 deadlines", 1, nil},
+		{"leases lost", func(damaged) error { return raw.Del(ctx, poolTag+"leases").Err() }, "sums of 2 requests and 0 that are none, 0 leases, 2 deadlines", 1, nil},
+		{"deadlines lost", func(damaged) error { return raw.Del(ctx, poolTag+"deadlines").Err() }, "sums of 2 requests and 0 that are none, 2 leases, 0 deadlines", 1, nil},
+		{"sums are nonsense", hset(poolTag+"load", "w0/0", "x"), "that are none, 2 leases", 1, nil},
+		{"sums of the wrong type", wrongType(poolTag + "load"), "what is under way: a key of the wrong type", 1, nil},
 		{"place of nobody", hset(poolTag+"workers", "ghost", "0"), `worker "ghost" is placed on shard "0" and has no stream`, 1, nil},
 		{"place lost", hdel(poolTag+"workers", "a"), "worker a is not placed on shard 0", 1, nil},
 		{"place on a shard that is not", hset(poolTag+"workers", "a", "7"), "worker a is not placed on shard 0", 1, nil},
@@ -299,7 +306,7 @@ func TestCheckDuringTraffic(t *testing.T) {
 						var err error
 						switch i % 20 {
 						case 17:
-							st, _, err = writer.Restart(t.Context(), st, -1)
+							st, _, err = writer.Restart(t.Context(), st, -1, 0)
 						case 18:
 							for more := true; more && err == nil; {
 								_, more, err = writer.Sweep(t.Context(), testPool, 100)

@@ -201,7 +201,7 @@ func TestWithoutTheScriptCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, a, p := filled(t, "redis://plain:pw@"+r.Addr)
-	if _, _, err := s.Restart(t.Context(), a, -1); err != nil {
+	if _, _, err := s.Restart(t.Context(), a, -1, 0); err != nil {
 		t.Fatal(err)
 	}
 	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{})

@@ -63,7 +63,7 @@ func TestLostListsOfSlotsShareNoSlot(t *testing.T) {
 			}
 			restart := func(st *store.Stream) {
 				t.Helper()
-				next, o, err := s.Restart(t.Context(), *st, 0)
+				next, o, err := s.Restart(t.Context(), *st, 0, 0)
 				if err != nil || o != store.Applied {
 					t.Fatal(o, err)
 				}
@@ -109,7 +109,7 @@ func TestRestartOfAnEmptyStreamKeepsItsSlot(t *testing.T) {
 	s := open(t, url)
 	st := register(t, s, rank("w", 0))
 	for i := range int64(50) {
-		next, o, err := s.Restart(t.Context(), st, i)
+		next, o, err := s.Restart(t.Context(), st, i, 0)
 		if err != nil || o != store.Applied || next.Generation <= st.Generation {
 			t.Fatal(next, o, err)
 		}

@@ -42,7 +42,7 @@ func testInspect(t *testing.T, url string, shards int) {
 	apply(t, s, ranks[rank("w", 8)], 0, store.Applied, storeAll("w", kvcache.Device, p[1]))
 	predict(t, s, rank("w", 8), store.Applied, store.PredictOptions{TTL: time.Hour}, p[:1]...)
 	apply(t, s, ranks[rank("w", 3)], 0, store.Applied, storeAll("w", kvcache.Device, p[0]))
-	if _, out, err := s.Restart(t.Context(), *ranks[rank("w", 3)], -1); err != nil || out != store.Applied {
+	if _, out, err := s.Restart(t.Context(), *ranks[rank("w", 3)], -1, 0); err != nil || out != store.Applied {
 		t.Fatalf("restart: %v, %v", out, err)
 	}
 

@@ -88,8 +88,8 @@ func TestLostReplies(t *testing.T) {
 				}
 			}
 
-			lost(func() error { _, _, err := s.Restart(t.Context(), st, -1); return err })
-			now, o, err := s.Restart(t.Context(), st, -1)
+			lost(func() error { _, _, err := s.Restart(t.Context(), st, -1, 0); return err })
+			now, o, err := s.Restart(t.Context(), st, -1, 0)
 			if err != nil || o != Stale || now.Generation <= st.Generation || now.Seq != -1 {
 				t.Fatalf("%+v %v %v", now, o, err)
 			}

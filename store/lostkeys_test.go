@@ -147,7 +147,7 @@ func testLostSlotMap(t *testing.T, url string) {
 		t.Fatal(o, err)
 	}
 	want(t, s, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(20)})
-	b, o, err := s.Restart(t.Context(), b, 5)
+	b, o, err := s.Restart(t.Context(), b, 5, 0)
 	if err != nil || o != store.Applied {
 		t.Fatal(o, err)
 	}
@@ -159,7 +159,7 @@ func testLostSlotMap(t *testing.T, url string) {
 	if err := c.HSet(t.Context(), shardTag+"slots", fmt.Sprint(b.Slot), "a/0").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Restart(t.Context(), b, 9); !errors.Is(err, store.ErrCorrupt) {
+	if _, _, err := s.Restart(t.Context(), b, 9, 0); !errors.Is(err, store.ErrCorrupt) {
 		t.Errorf("retired from another one's slot: %v", err)
 	}
 	if o, err := s.Touch(t.Context(), b); err != nil || o != store.Applied {

@@ -58,7 +58,7 @@ func TestRedisKilledAndBack(t *testing.T) {
 	if o, err := s.Touch(t.Context(), a); err != nil || o != store.Stale {
 		t.Fatalf("touch: %v %v", o, err)
 	}
-	if _, o, err := s.Restart(t.Context(), a, -1); err != nil || o != store.Stale {
+	if _, o, err := s.Restart(t.Context(), a, -1, 0); err != nil || o != store.Stale {
 		t.Fatalf("restart: %v %v", o, err)
 	}
 	again := register(t, s, rank("a", 0))

@@ -163,7 +163,7 @@ func testPredictionsEndWithTheirStream(t *testing.T, url string) {
 	if err != nil || !ok || a.Endpoint != "" || a.URL != "http://a" {
 		t.Fatalf("stream %+v %v %v", a, ok, err)
 	}
-	fresh, outcome, err := s.Restart(t.Context(), a, -1)
+	fresh, outcome, err := s.Restart(t.Context(), a, -1, 0)
 	if err != nil || outcome != store.Applied {
 		t.Fatal(outcome, err)
 	}

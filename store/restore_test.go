@@ -116,7 +116,7 @@ func testDumpLoadDump(t *testing.T, url string) {
 			t.Fatalf("%+v %v", st, err)
 		}
 		apply(t, to, &st, 0, store.Gap, storeAll("w0", kvcache.Device, prompts[0][:2]...))
-		if st, _, err = to.Restart(t.Context(), st, -1); err != nil {
+		if st, _, err = to.Restart(t.Context(), st, -1, 0); err != nil {
 			t.Fatal(err)
 		}
 		apply(t, to, &st, 0, store.Applied, storeAll("w0", kvcache.Device, prompts[0][:2]...))
@@ -134,7 +134,7 @@ func testRestoreIntoALiveIndex(t *testing.T, url string) {
 	p := chain(1, 30)
 	apply(t, s, &st, 0, store.Applied, storeAll("a", kvcache.Device, p[:10]...))
 	lines := dump(t, s, testPool)
-	st, _, err := s.Restart(t.Context(), st, 41)
+	st, _, err := s.Restart(t.Context(), st, 41, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func testRestoreIntoALiveIndex(t *testing.T, url string) {
 			t.Fatal(err)
 		}
 		if i == 5 {
-			if st, _, err = s.Restart(t.Context(), st, 41); err != nil {
+			if st, _, err = s.Restart(t.Context(), st, 41, 0); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -336,7 +336,7 @@ func testAnEndedGenerationIsGoneAtOnce(t *testing.T, url string) {
 	want(t, reader, p, map[kvcache.WorkerRank]kvcache.Overlap{rank("a", 0): onDevice(700)})
 
 	old := a
-	a, o, err := s.Restart(t.Context(), a, -1)
+	a, o, err := s.Restart(t.Context(), a, -1, 0)
 	if err != nil || o != store.Applied || a.Generation <= old.Generation || a.Slot == old.Slot || a.Seq != -1 {
 		t.Fatalf("restart: %v %v, from %+v to %+v", o, err, old, a)
 	}
@@ -344,7 +344,7 @@ func testAnEndedGenerationIsGoneAtOnce(t *testing.T, url string) {
 
 	// The dead incarnation writes no more, and ends nothing again.
 	apply(t, s, &old, 3, store.Stale, storeAll("a", kvcache.Device, p[0]))
-	if again, o, err := s.Restart(t.Context(), old, -1); err != nil || o != store.Stale || again.Generation != a.Generation {
+	if again, o, err := s.Restart(t.Context(), old, -1, 0); err != nil || o != store.Stale || again.Generation != a.Generation {
 		t.Fatalf("second restart: %v %v %+v", o, err, again)
 	}
 
@@ -367,7 +367,7 @@ func testAnEndedGenerationIsGoneAtOnce(t *testing.T, url string) {
 	// Restart with a watermark that is not the caller's any more does nothing.
 	late := a
 	apply(t, s, &a, 1, store.Applied, storeAll("a", kvcache.Device, p[5]))
-	if _, o, err := s.Restart(t.Context(), late, -1); err != nil || o != store.Stale {
+	if _, o, err := s.Restart(t.Context(), late, -1, 0); err != nil || o != store.Stale {
 		t.Fatalf("restart behind the watermark: %v %v", o, err)
 	}
 
@@ -411,7 +411,7 @@ func testSlotsAreGivenOutAgainAfterTheirRest(t *testing.T, url string) {
 		apply(t, s, &a, 0, store.Applied, storeAll("a", kvcache.Device, chain(uint32(i), 3)...))
 		seen[a.Slot] = true
 		var err error
-		if a, _, err = s.Restart(t.Context(), a, -1); err != nil {
+		if a, _, err = s.Restart(t.Context(), a, -1, 0); err != nil {
 			t.Fatal(err)
 		}
 		sweepAll(t, s)
@@ -697,7 +697,7 @@ func randomHistory(t *testing.T, s *store.Store, steps int, seed uint64) {
 			}
 		case n < 74:
 			w := names[r.IntN(len(names))]
-			st, o, err := s.Restart(t.Context(), *streams[w], -1)
+			st, o, err := s.Restart(t.Context(), *streams[w], -1, 0)
 			if err != nil || o != store.Applied {
 				t.Fatalf("restart: %v %v", o, err)
 			}

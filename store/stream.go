@@ -141,7 +141,7 @@ func (s *Store) registerOnce(ctx, bounded context.Context, id StreamID, r Regist
 		return fail(err)
 	}
 	if v[0] == "3" { // whatever was removed while nobody kept the watermark
-		st, _, err = s.retire(ctx, st, "-1", "-1")
+		st, _, err = s.retire(ctx, st, "-1", "-1", 0)
 	}
 	return st, v[0] != "0", err
 }
@@ -289,21 +289,22 @@ func (s *Store) Touch(ctx context.Context, st Stream) (Outcome, error) {
 }
 
 // Restart ends the stream's generation in O(1): all its blocks are gone from lookups at once. It
-// goes on in a new one with watermark seq; -1 means that the engine began again at 0, in a process of its own (see [Stream]). It takes effect
+// goes on in a new one with watermark seq, and the digest of that message where it is known (see [Batch.Sign]), else 0; -1 means that the
+// engine began again at 0, in a process of its own (see [Stream]). It takes effect
 // only if generation and watermark are still those of st; else Stale, and nothing is done. The
 // returned stream is the state now in Redis either way.
-func (s *Store) Restart(ctx context.Context, st Stream, seq int64) (Stream, Outcome, error) {
-	return s.retire(ctx, st, strconv.FormatInt(st.Seq, 10), strconv.FormatInt(seq, 10))
+func (s *Store) Restart(ctx context.Context, st Stream, seq int64, digest uint64) (Stream, Outcome, error) {
+	return s.retire(ctx, st, strconv.FormatInt(st.Seq, 10), strconv.FormatInt(seq, 10), digest)
 }
 
 // Remove ends the stream for good, and leaves a mark that this was wanted (see [Store.Follow]). It takes effect only if the generation is still that of st;
 // else Stale, and nothing is done.
 func (s *Store) Remove(ctx context.Context, st Stream) (Outcome, error) {
-	_, o, err := s.retire(ctx, st, "", "")
+	_, o, err := s.retire(ctx, st, "", "", 0)
 	return o, err
 }
 
-func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stream, Outcome, error) {
+func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string, digest uint64) (Stream, Outcome, error) {
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
 	sh, err := s.shard(bounded, st)
@@ -326,7 +327,7 @@ func (s *Store) retire(ctx context.Context, st Stream, seq, newSeq string) (Stre
 	}
 	keys = append(keys, k.top())
 	v, err := scripts.retire.run(bounded, s.write, keys,
-		strconv.FormatInt(st.Generation, 10), seq, strconv.Itoa(st.Slot), newSeq, w.String())
+		strconv.FormatInt(st.Generation, 10), seq, strconv.Itoa(st.Slot), newSeq, w.String(), formatDigest(digest))
 	if err == nil && len(v) != 6 {
 		err = errShortReply
 	}

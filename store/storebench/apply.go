@@ -375,7 +375,7 @@ func (r *rig) clears(ctx context.Context, s *store.Store, report *ApplyReport) e
 		}
 		st.Seq = w.seq - 1
 		start := time.Now()
-		_, o, err := s.Restart(ctx, st, -1)
+		_, o, err := s.Restart(ctx, st, -1, 0)
 		if err != nil || o != store.Applied {
 			return fmt.Errorf("restart: %v %w", o, err)
 		}
