@@ -68,7 +68,7 @@ func (f *Frontend) ready(c *gin.Context) {
 	})
 }
 
-// indexHealth is what /ready says of the index as a whole.
+// indexHealth is what /ready and /workers say of the index as a whole.
 type indexHealth struct {
 	State kvcache.IndexState `json:"state"` // what requests can expect; bypassed: there is no index
 	// Updated is when any worker's stream last changed or was renewed, as of the last reading, and Age the seconds
@@ -165,7 +165,8 @@ type rankInFlight struct {
 // workers answers GET /workers.
 func (f *Frontend) workers(c *gin.Context) {
 	list := []workerInfo{}
-	for _, n := range f.fleet.Snapshot().Nodes() {
+	s := f.fleet.Snapshot()
+	for _, n := range s.Nodes() {
 		w := workerInfo{
 			ID: n.ID, URL: n.URL.Redacted(), Engine: n.Engine, Tenant: n.Tenant, Source: n.Source,
 			Healthy: n.State == fleet.Healthy, State: n.State.String(), Cause: n.Cause, Since: n.Since, Models: []string{},
@@ -183,7 +184,7 @@ func (f *Frontend) workers(c *gin.Context) {
 		}
 		list = append(list, w)
 	}
-	c.JSON(http.StatusOK, gin.H{"workers": list})
+	c.JSON(http.StatusOK, gin.H{"workers": list, "index": f.indexHealth(s, &[]component{})})
 }
 
 // dump answers GET /dump: every stored block of all pools, or of those of ?model= and ?tenant_id=, one

@@ -12,7 +12,7 @@ import (
 func TestTopAndExplain(t *testing.T) {
 	redis := startRedis(t)
 	e0, e1 := startEngine(t, "w0"), startEngine(t, "w1")
-	startIndexer(t, redis.url(), workers(e0, e1)...)
+	_, indexer := startIndexer(t, redis.url(), workers(e0, e1)...)
 	_, frontend := startFrontend(t, redis.url(), workers(e0, e1)...)
 	system, question := longPrompt("quinces"), message{"user", "what is it?"}
 	a := chat(t, frontend, system, question)
@@ -118,8 +118,14 @@ func TestTopAndExplain(t *testing.T) {
 	if out := run(1, "explain", "--model="+model, "--messages="+string(messages)); !strings.Contains(out, "by the fallback conversation-hash") {
 		t.Errorf("explain without Redis:\n%s", out)
 	}
+	if out := run(1, "workers", "--indexer="+indexer); !strings.Contains(out, "w1/0") || !strings.Contains(out, "Redis is away") {
+		t.Errorf("workers without Redis:\n%s", out)
+	}
 	redis.start()
 	await("exact")
+	if out := run(0, "workers", "--indexer="+indexer); !strings.Contains(out, "w1/0") {
+		t.Errorf("workers:\n%s", out)
+	}
 	if err := follow.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 var allowed = map[string]bool{
 	"HMGET": true, "HGET": true, "HSET": true, "HDEL": true, "HLEN": true, "HGETALL": true, "HVALS": true, "HINCRBY": true,
 	"ZADD": true, "ZREM": true, "ZSCORE": true, "ZMSCORE": true, "ZRANGE": true, "ZRANGEBYSCORE": true, "ZREMRANGEBYRANK": true, "ZCARD": true, "ZCOUNT": true,
-	"GET": true, "SET": true, "DEL": true, "UNLINK": true, "EXISTS": true, "RENAME": true, "TIME": true, "PEXPIRE": true,
+	"GET": true, "SET": true, "DEL": true, "UNLINK": true, "EXISTS": true, "RENAME": true, "TIME": true, "PEXPIRE": true, "TYPE": true,
 }
 
 var (

@@ -33,6 +33,7 @@ var (
 	Uses     = load("uses.lua")
 	Mend     = load("mend.lua")
 	Orphans  = load("orphans.lua")
+	Sums     = load("sums.lua")
 )
 
 func load(name string) *redis.Script {

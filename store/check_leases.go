@@ -1,41 +1,24 @@
 package store
 
-import (
-	"context"
-	"fmt"
+import "context"
 
-	"github.com/redis/go-redis/v9"
-)
-
-// leases compares the sums of what is under way with the leases that they are made of, atomically. Where one of the keys was lost, what is
-// left would count for ever; a repair drops all of it, and every frontend reserves what it has under way again with its next renewal.
+// leases compares the sums of what is under way with the leases that they are made of. Where one of the keys was lost, what is left would
+// count for ever; a repair drops all of it, and every frontend reserves what it has under way again with its next renewal.
 func (c *check) leases(ctx context.Context) error {
-	keys := []string{loadKey(c.p.id), leasesKey(c.p.id), deadlinesKey(c.p.id)}
-	tx := c.s.write.TxPipeline()
-	load, leases, deadlines := tx.HGetAll(ctx, keys[0]), tx.HLen(ctx, keys[1]), tx.ZCard(ctx, keys[2])
-	what := "a key of the wrong type"
-	switch _, err := tx.Exec(ctx); {
-	case err == nil:
-		requests, unreadable := 0, 0
-		for _, text := range load.Val() {
-			l, err := parseLoad(text)
-			if err != nil {
-				unreadable++
-			}
-			requests += l.Requests
-		}
-		if unreadable == 0 && int64(requests) == leases.Val() && leases.Val() == deadlines.Val() {
-			return nil
-		}
-		what = fmt.Sprintf("sums of %d requests and %d that are none, %d leases, %d deadlines", requests, unreadable, leases.Val(), deadlines.Val())
-	case !redis.HasErrorPrefix(err, "WRONGTYPE"):
+	v, err := scripts.sums.run(ctx, c.s.write, []string{loadKey(c.p.id), leasesKey(c.p.id), deadlinesKey(c.p.id)}, boolArg(c.repair))
+	if err != nil {
 		return err
 	}
-	if c.repair {
-		if err := c.s.write.Unlink(ctx, keys...).Err(); err != nil {
-			return err
-		}
+	if len(v) != 5 {
+		return errShortReply
 	}
-	c.r.problem(c.repair, "what is under way: %s", what)
+	switch v[0] {
+	case "0":
+		return nil
+	case "1":
+		c.r.problem(c.repair, "what is under way: sums of %s requests and %s that are none, %s leases, %s deadlines", v[1], v[2], v[3], v[4])
+	default:
+		c.r.problem(c.repair, "what is under way: a key has the wrong type")
+	}
 	return nil
 }

@@ -180,7 +180,7 @@ func testCheckFindsAndRepairsDamage(t *testing.T, url string) {
 		{"leases lost", func(damaged) error { return raw.Del(ctx, poolTag+"leases").Err() }, "sums of 2 requests and 0 that are none, 0 leases, 2 deadlines", 1, nil},
 		{"deadlines lost", func(damaged) error { return raw.Del(ctx, poolTag+"deadlines").Err() }, "sums of 2 requests and 0 that are none, 2 leases, 0 deadlines", 1, nil},
 		{"sums are nonsense", hset(poolTag+"load", "w0/0", "x"), "that are none, 2 leases", 1, nil},
-		{"sums of the wrong type", wrongType(poolTag + "load"), "what is under way: a key of the wrong type", 1, nil},
+		{"sums of the wrong type", wrongType(poolTag + "load"), "what is under way: a key has the wrong type", 1, nil},
 		{"place of nobody", hset(poolTag+"workers", "ghost", "0"), `worker "ghost" is placed on shard "0" and has no stream`, 1, nil},
 		{"place lost", hdel(poolTag+"workers", "a"), "worker a is not placed on shard 0", 1, nil},
 		{"place on a shard that is not", hset(poolTag+"workers", "a", "7"), "worker a is not placed on shard 0", 1, nil},

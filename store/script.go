@@ -12,9 +12,9 @@ import (
 // script is one script of package lua together with the way its replies are read.
 type script struct{ *redis.Script }
 
-var scripts = struct{ assign, register, apply, retire, sweep, touch, verify, selects, lease, predict, mend, orphans, uses script }{
+var scripts = struct{ assign, register, apply, retire, sweep, touch, verify, selects, lease, predict, mend, orphans, uses, sums script }{
 	script{lua.Assign}, script{lua.Register}, script{lua.Apply}, script{lua.Retire}, script{lua.Sweep}, script{lua.Touch}, script{lua.Verify},
-	script{lua.Select}, script{lua.Lease}, script{lua.Predict}, script{lua.Mend}, script{lua.Orphans}, script{lua.Uses},
+	script{lua.Select}, script{lua.Lease}, script{lua.Predict}, script{lua.Mend}, script{lua.Orphans}, script{lua.Uses}, script{lua.Sums},
 }
 
 var errShortReply = fmt.Errorf("script reply too short: %w", ErrCorrupt)

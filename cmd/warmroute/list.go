@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/warmroute/warmroute/kvcache"
 )
 
 // workersCmd shows what frontend and indexer know of the workers, side by side.
@@ -31,7 +33,7 @@ Example: which ranks are not followed?
 
     warmroute workers --json
 
-Exit codes: 0 every worker is healthy and followed; 1 one is not, or nobody answers; 2 wrong flags.`
+Exit codes: 0 every worker is healthy and followed; 1 one is not, Redis is away, or nobody answers; 2 wrong flags.`
 }
 
 // workerLine is the form of --json.
@@ -56,6 +58,9 @@ type workerLine struct {
 // Run asks both and joins what they say.
 func (c workersCmd) Run(ctx context.Context, std *stdio) error {
 	var nodes struct {
+		Index struct {
+			State kvcache.IndexState `json:"state"`
+		} `json:"index"`
 		Workers []struct {
 			ID       string   `json:"id"`
 			URL      string   `json:"url"`
@@ -149,6 +154,8 @@ func (c workersCmd) Run(ctx context.Context, std *stdio) error {
 	switch {
 	case len(all) == 0:
 		return fmt.Errorf("there are no workers: give --worker to frontend and indexer, or POST /register to an indexer")
+	case nodes.Index.State == kvcache.Degraded:
+		return fmt.Errorf("the index is degraded: Redis is away, and requests go out without overlaps until it is back; GET %s/ready says why", c.Asked.Frontend)
 	case bad > 0:
 		return fmt.Errorf("%s not as it should be", count(bad, "worker rank"))
 	case frontendErr != nil || indexerErr != nil:
