@@ -3,7 +3,7 @@ package frontend
 import (
 	"testing"
 
-	"github.com/warmroute/warmroute/tracing/tracingtest"
+	"github.com/warmroute/warmroute/frontend/tracing/tracingtest"
 )
 
 // One proxied completion of 1,024 token ids: without traces, in a trace that the client does not record, and in one that it does.

@@ -14,11 +14,11 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/warmroute/warmroute/frontend/tracing"
+	"github.com/warmroute/warmroute/frontend/tracing/tracingtest"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 	"github.com/warmroute/warmroute/store/storetest"
-	"github.com/warmroute/warmroute/tracing"
-	"github.com/warmroute/warmroute/tracing/tracingtest"
 )
 
 // tracer makes spans that arrive at the receiver, all that there are.

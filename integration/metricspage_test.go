@@ -14,9 +14,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/warmroute/warmroute/frontend"
+	"github.com/warmroute/warmroute/frontend/tracing"
 	"github.com/warmroute/warmroute/indexer"
 	"github.com/warmroute/warmroute/store"
-	"github.com/warmroute/warmroute/tracing"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md")

@@ -15,7 +15,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/warmroute/warmroute/tracing/tracingtest"
+	"github.com/warmroute/warmroute/frontend/tracing/tracingtest"
 )
 
 // watchedEngine is a simulated engine behind a proxy that keeps the traceparents of what passes.

@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/warmroute/warmroute/tracing"
+	"github.com/warmroute/warmroute/frontend/tracing"
 )
 
 // traceOptions say where the spans of requests go.

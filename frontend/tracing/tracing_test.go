@@ -11,7 +11,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/warmroute/warmroute/tracing/tracingtest"
+	"github.com/warmroute/warmroute/frontend/tracing/tracingtest"
 )
 
 // plainly takes the variables away that the machine may have set.
