@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -92,6 +93,7 @@ func (f *Frontend) readBody(c *gin.Context) (heldBody, error) {
 		if err != nil {
 			drop()
 			var over *http.MaxBytesError
+			var network net.Error
 			switch {
 			case errors.As(err, &over):
 				return heldBody{}, tooLarge
@@ -99,8 +101,10 @@ func (f *Frontend) readBody(c *gin.Context) (heldBody, error) {
 				return heldBody{}, refuse(http.StatusRequestTimeout, "request_timeout", "the request body did not arrive in time")
 			case errors.Is(err, errBuffersFull):
 				return heldBody{}, errBuffersFull
+			case errors.As(err, &network) || errors.Is(err, io.ErrUnexpectedEOF):
+				return heldBody{}, errClientGone
 			}
-			return heldBody{}, errClientGone
+			return heldBody{}, refuse(http.StatusBadRequest, "invalid_request", "the request body is not chunked as HTTP wants it")
 		}
 	}
 }

@@ -57,6 +57,8 @@ func (f *Frontend) newProxy() *httputil.ReverseProxy {
 				r.Out.Header.Set("Authorization", "Bearer "+f.o.WorkerToken)
 			}
 			r.SetXForwarded()
+			// The body is known by now. What a client sends after it are headers that nobody has looked at.
+			r.Out.TransferEncoding, r.Out.Trailer = nil, nil
 		},
 		ModifyResponse: f.answer,
 		ErrorHandler:   f.noAnswer,

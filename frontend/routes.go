@@ -144,13 +144,14 @@ func (f *Frontend) authorize(need guard.Role) gin.HandlerFunc {
 	}
 }
 
-// authorization is what a worker may see of a client's header: nothing of a token that is this frontend's.
+// authorization is what a worker may see of a client's header: nothing of a token that is this frontend's. Of several headers, which
+// no protocol has a meaning for, it is nothing either.
 func (f *Frontend) authorization(h http.Header) string {
-	v := h.Get("Authorization")
-	if f.o.Tokens.Asks(guard.Client) || f.o.Tokens.Known(v) {
+	v := h.Values("Authorization")
+	if len(v) != 1 || f.o.Tokens.Asks(guard.Client) || f.o.Tokens.Known(v[0]) {
 		return ""
 	}
-	return v
+	return v[0]
 }
 
 // uncrowded turns away what comes over a connection too many, but for probes.
