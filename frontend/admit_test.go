@@ -189,7 +189,7 @@ func TestNoWorker(t *testing.T) {
 
 func TestToken(t *testing.T) {
 	e := newEngine(t, "w1")
-	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}, Tokens: tokens(t, "sesame", "", ""), WorkerToken: "inner"})
+	f := start(t, Options{Index: &fakeIndex{blockSize: 16}, Workers: []Worker{e.worker()}, Tokens: tokens(t, "sesame", "", ""), WorkerToken: func() string { return "inner" }})
 	for _, header := range []string{"", "Bearer", "Bearer wrong", "Basic sesame"} {
 		for _, path := range []string{completions, "/query", "/select"} {
 			res, text := f.post(path, streamBody, "Authorization", header)

@@ -136,8 +136,8 @@ type Options struct {
 	Tokens *guard.Tokens
 	// Networks are where workers may be that are not in Workers. Default: everywhere but [guard.NetworkOptions]'s exceptions.
 	Networks *guard.Networks
-	// WorkerToken, if set, is the bearer token that workers get in place of the client's.
-	WorkerToken string
+	// WorkerToken, if set, returns the bearer token that workers get now in place of the client's; "" means the client's.
+	WorkerToken func() string
 
 	// LookupBudget bounds all index work of one request. It should equal the store's. Default 20 ms.
 	LookupBudget time.Duration
@@ -215,6 +215,9 @@ func orDefault[T comparable](v *T, d T) {
 func (o *Options) complete() error {
 	orDefault(&o.Listen, "127.0.0.1:0")
 	orDefault(&o.Tenant, kvcache.DefaultTenant)
+	if o.WorkerToken == nil {
+		o.WorkerToken = func() string { return "" }
+	}
 	orDefault(&o.Policy, PolicyKV)
 	orDefault(&o.Fallback, PolicyConversationHash)
 	orDefault(&o.Weights, choose.Default)

@@ -53,8 +53,8 @@ func (f *Frontend) newProxy() *httputil.ReverseProxy {
 			if f.authorization(r.In.Header) == "" {
 				r.Out.Header.Del("Authorization")
 			}
-			if f.o.WorkerToken != "" {
-				r.Out.Header.Set("Authorization", "Bearer "+f.o.WorkerToken)
+			if token := f.o.WorkerToken(); token != "" {
+				r.Out.Header.Set("Authorization", "Bearer "+token)
 			}
 			r.SetXForwarded()
 			// The body is known by now. What a client sends after it are headers that nobody has looked at.

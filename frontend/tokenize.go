@@ -44,8 +44,8 @@ const (
 type tokenizer struct {
 	client  http.RoundTripper
 	timeout time.Duration
-	token   string // for the workers, in place of the client's
-	limit   int    // longest prompt, in tokens
+	token   func() string // for the workers, in place of the client's
+	limit   int           // longest prompt, in tokens
 	cache   *tokenCache
 	count   func(ctx context.Context, result string)
 	calls   singleflight.Group
@@ -157,8 +157,8 @@ func (t *tokenizer) ask(ctx context.Context, node *fleet.Node, body []byte, auth
 		return nil, 0, fmt.Errorf("%w: %w", errNoTokens, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if t.token != "" {
-		authorization = "Bearer " + t.token
+	if token := t.token(); token != "" {
+		authorization = "Bearer " + token
 	}
 	if authorization != "" {
 		req.Header.Set("Authorization", authorization)

@@ -350,7 +350,7 @@ func TestTracesHoldNothingOfThePrompt(t *testing.T) {
 	e1, e2 := newEngine(t, "w1"), newEngine(t, "w2")
 	r := tracingtest.HTTP(t)
 	f := start(t, Options{
-		Index: &fakeIndex{blockSize: 4}, Workers: []Worker{e1.worker(), e2.worker()}, WorkerToken: "s3cret-worker", Tokens: tokens(t, "s3cret-client", "", ""), Tracer: tracer(t, r),
+		Index: &fakeIndex{blockSize: 4}, Workers: []Worker{e1.worker(), e2.worker()}, WorkerToken: func() string { return "s3cret-worker" }, Tokens: tokens(t, "s3cret-client", "", ""), Tracer: tracer(t, r),
 	})
 	f.swap("w1", refusing(t))
 	for _, c := range []struct{ path, body string }{

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -69,6 +70,8 @@ type Secrets struct {
 type TokenOptions struct {
 	// Client, Query and Admin are the tokens of each role. Default: none.
 	Client, Query, Admin Secrets
+	// Worker is what the process shows to workers: nobody gets in by it. The first value counts, or else the first of the file.
+	Worker Secrets
 	// Interval is the time between two looks at the files. Default 5 s.
 	Interval time.Duration
 	// Logger gets a line when tokens change, and when a file cannot be read. Default: discard.
@@ -77,14 +80,31 @@ type TokenOptions struct {
 
 // Tokens are the bearer tokens that a process knows. A nil *Tokens knows none and asks for none.
 type Tokens struct {
-	o   TokenOptions
-	set atomic.Pointer[tokenSet]
+	o    TokenOptions
+	read [sources][]string // what each file had when it could be read last
+	set  atomic.Pointer[tokenSet]
+}
+
+// sources are the roles, and then what workers are shown.
+const sources = 4
+
+func (o *TokenOptions) secrets() [sources]Secrets {
+	return [...]Secrets{o.Client, o.Query, o.Admin, o.Worker}
+}
+
+// setting is where the tokens of a source come from.
+func setting(source int) string {
+	if source < len(roles) {
+		return roles[source].setting
+	}
+	return "--worker-token"
 }
 
 // tokenSet never changes.
 type tokenSet struct {
 	asked   Role // those that a token is asked for
 	entries []tokenEntry
+	worker  string
 }
 
 type tokenEntry struct {
@@ -101,20 +121,32 @@ func NewTokens(o TokenOptions) (*Tokens, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	t := &Tokens{o: o}
-	values := [][]string{o.Client.Values, o.Query.Values, o.Admin.Values}
-	for i, list := range values {
-		for _, v := range list {
+	for i, s := range o.secrets() {
+		for _, v := range s.Values {
 			if !isToken(v) {
-				return nil, fmt.Errorf("%s: %w", roles[i].setting, errNoToken)
+				return nil, fmt.Errorf("%s: %w", setting(i), errNoToken)
 			}
 		}
 	}
-	t.set.Store(newTokenSet(values))
+	t.publish()
 	return t, nil
 }
 
-func newTokenSet(tokens [][]string) *tokenSet {
+// publish makes those known that were given or read.
+func (t *Tokens) publish() {
+	var all [sources][]string
+	for i, s := range t.o.secrets() {
+		all[i] = slices.Concat(s.Values, t.read[i])
+	}
+	t.set.Store(newTokenSet(all))
+}
+
+func newTokenSet(all [sources][]string) *tokenSet {
 	s := &tokenSet{}
+	if shown := all[len(roles)]; len(shown) > 0 {
+		s.worker = shown[0]
+	}
+	tokens := all[:len(roles)]
 	grants := []Role{Client, Query, Admin | Query}
 	for i, list := range tokens {
 		if len(list) > 0 {
@@ -144,22 +176,22 @@ func isToken(s string) bool {
 	return s != "" && len(s) <= 4096
 }
 
-// Load reads the files. With an error, the tokens stay as they were.
+// Load reads the files. The tokens of one that cannot be read stay as they were; the error is of all of those.
 func (t *Tokens) Load() error {
-	next := make([][]string, len(roles))
-	for i, s := range []Secrets{t.o.Client, t.o.Query, t.o.Admin} {
-		next[i] = s.Values
+	var failed []error
+	for i, s := range t.o.secrets() {
 		if s.File == "" {
 			continue
 		}
-		more, err := ReadTokens(s.File)
+		list, err := ReadTokens(s.File)
 		if err != nil {
-			return fmt.Errorf("%s-file: %w", roles[i].setting, err)
+			failed = append(failed, fmt.Errorf("%s-file: %w", setting(i), err))
+			continue
 		}
-		next[i] = append(more, s.Values...)
+		t.read[i] = list
 	}
-	t.set.Store(newTokenSet(next))
-	return nil
+	t.publish()
+	return errors.Join(failed...)
 }
 
 // ReadTokens reads a file of tokens; see [Secrets.File]. Its errors have no part of the content.
@@ -178,7 +210,7 @@ func ReadTokens(name string) ([]string, error) {
 		return nil, err
 	}
 	var tokens []string
-	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines := bufio.NewScanner(bytes.NewReader(bytes.TrimPrefix(text, []byte("\ufeff")))) // some editors begin a file so
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || strings.HasPrefix(line, "#") {
@@ -200,44 +232,45 @@ func ReadTokens(name string) ([]string, error) {
 
 // Run looks at the files again and again until ctx ends, so that tokens can be changed while the process runs.
 func (t *Tokens) Run(ctx context.Context) {
-	if t == nil || t.o.Client.File+t.o.Query.File+t.o.Admin.File == "" {
+	if t == nil || t.o.Client.File+t.o.Query.File+t.o.Admin.File+t.o.Worker.File == "" {
 		return
 	}
 	tick := time.NewTicker(t.o.Interval)
 	defer tick.Stop()
-	failing := false
+	failing := ""
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		before := t.set.Load()
-		err := t.Load()
-		switch after := t.set.Load(); {
-		case err != nil && !failing:
-			t.o.Logger.Warn("tokens cannot be read, those known stay", "error", err)
-		case err == nil && !before.equal(after):
+		before, said := t.set.Load(), ""
+		if err := t.Load(); err != nil {
+			if said = err.Error(); said != failing {
+				t.o.Logger.Warn("tokens cannot be read, those known stay", "error", err)
+			}
+		}
+		failing = said
+		if after := t.set.Load(); !before.equal(after) {
 			t.o.Logger.Info("tokens have changed", "known", len(after.entries))
 		}
-		failing = err != nil
 	}
 }
 
 func (s *tokenSet) equal(o *tokenSet) bool {
-	if len(s.entries) != len(o.entries) {
-		return false
-	}
-	for i := range s.entries {
-		if s.entries[i] != o.entries[i] {
-			return false
-		}
-	}
-	return true
+	return s.worker == o.worker && slices.Equal(s.entries, o.entries)
 }
 
 // Asks tells whether a token is asked for where one of a role is wanted.
 func (t *Tokens) Asks(r Role) bool { return t != nil && r&^t.set.Load().asked == 0 }
+
+// Worker is the token that workers are shown now; "" where there is none.
+func (t *Tokens) Worker() string {
+	if t == nil {
+		return ""
+	}
+	return t.set.Load().worker
+}
 
 // Refusal is why a request may not pass.
 type Refusal struct {

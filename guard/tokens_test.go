@@ -129,7 +129,10 @@ func TestTokenFiles(t *testing.T) {
 	if k.Check(Admin, "Bearer # old, until March") == nil {
 		t.Error("a comment is a token")
 	}
-	for name, content := range map[string]string{"empty": "", "only comments": "# a\n", "two words": "geheim nis\n", "not ASCII": "geheimnüs\n", "endless": strings.Repeat("geheim", 1<<20)} {
+	if marked, err := ReadTokens(file(t, "\ufeffone\r\ntwo\r\n")); err != nil || !slices.Equal(marked, []string{"one", "two"}) {
+		t.Errorf("a file with a mark of its byte order: %q, %v", marked, err)
+	}
+	for name, content := range map[string]string{"empty": "", "UTF-16": "\xff\xfeg\x00e\x00h\x00e\x00i\x00m\x00", "only comments": "# a\n", "two words": "geheim nis\n", "not ASCII": "geheimnüs\n", "endless": strings.Repeat("geheim", 1<<20)} {
 		k, err := NewTokens(TokenOptions{Query: Secrets{File: file(t, content)}})
 		if err != nil {
 			t.Fatal(err)
@@ -207,6 +210,35 @@ func TestRotation(t *testing.T) {
 			t.Errorf("log:\n%s", s)
 		}
 	})
+}
+
+// A file that went away keeps its own tokens, and holds up nobody else's: what leaks elsewhere can still be taken out.
+func TestOneFileOfSeveralIsBroken(t *testing.T) {
+	client, admin, worker := file(t, "leaked\n"), file(t, "admin\n"), file(t, "engine\nlater\n")
+	k := tokens(t, TokenOptions{Client: Secrets{File: client}, Admin: Secrets{File: admin}, Worker: Secrets{File: worker}})
+	if k.Worker() != "engine" || k.Check(Client, "Bearer engine") == nil {
+		t.Errorf("workers are shown %q, and it must open nothing", k.Worker())
+	}
+	if err := os.Remove(admin); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{client: "fresh\n", worker: "later\n"} {
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := k.Load(); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "--admin-token-file") {
+		t.Errorf("the error is %v", err)
+	}
+	if k.Check(Client, "Bearer leaked") == nil || k.Check(Client, "Bearer fresh") != nil || k.Check(Admin, "Bearer admin") != nil || k.Worker() != "later" {
+		t.Errorf("what could be read does not count, or what could not does not stay; workers are shown %q", k.Worker())
+	}
+	if given := tokens(t, TokenOptions{Worker: Secrets{Values: []string{"given"}, File: worker}}); given.Worker() != "given" {
+		t.Errorf("workers are shown %q", given.Worker())
+	}
+	if (*Tokens)(nil).Worker() != "" {
+		t.Error("no tokens at all, and workers are shown one")
+	}
 }
 
 // BenchmarkCheck is what a token costs a request, with eight of them known.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -132,6 +133,50 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%s has a token", where)
 		}
 	}
+}
+
+// What engines ask for is replaced like the tokens of clients, for requests and polls, and while its file is away the last one stays.
+func TestWorkersTokenIsReplaced(t *testing.T) {
+	var mu sync.Mutex
+	shown := map[string]string{} // by path
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		shown[r.URL.Path] = r.Header.Get("Authorization")
+		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"`+model+`","object":"model"}],"tokens":[1,2]}`)
+	}))
+	defer engine.Close()
+	name := write(t, filepath.Join(t.TempDir(), "worker"), "first\n")
+	p := start(t, "frontend", "--redis=redis://127.0.0.1:1", "--listen=127.0.0.1:0", "--poll-interval=50ms", "--worker-token-file="+name, "--worker=id=e,url="+engine.URL)
+	front := p.url("frontend")
+	awaitReady(t, front)
+	is := func(token string) bool {
+		for _, path := range []string{"/v1/chat/completions", "/tokenize"} {
+			if code, text := ask(t, "POST", front+path, "of-the-client", `{"model":"`+model+`","messages":[{"role":"user","content":"x"}]}`); code != 200 {
+				t.Fatalf("%d %s", code, text)
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for _, path := range []string{"/v1/chat/completions", "/tokenize", "/v1/models"} {
+			if shown[path] != "Bearer "+token {
+				return false
+			}
+		}
+		return true
+	}
+	if !is("first") {
+		t.Errorf("the engine was shown %v", shown)
+	}
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitLog("tokens cannot be read, those known stay")
+	if !is("first") {
+		t.Errorf("with its file away, the engine was shown %v", shown)
+	}
+	write(t, name, "second\n")
+	eventually(t, "the engine is shown the second token", func() bool { return is("second") })
 }
 
 // With the log at its lowest level, and engines that repeat what they were asked where nobody expects it, no process but the engines tells of a prompt.

@@ -19,7 +19,7 @@ type frontendOptions struct {
 	Fallback        string  `default:"conversation-hash" enum:"conversation-hash,prefix-hash,least-loaded,power-of-two,round-robin,random" placeholder:"POLICY" help:"How kv chooses while it does not know who holds what, as when Redis is away (default ${default})." group:"Frontend"`
 	Tenant          string  `default:"default" placeholder:"NAME" help:"Tenant whose pools the OpenAI routes serve (default \"${default}\")." group:"Frontend"`
 	WorkerToken     string  `placeholder:"SECRET" help:"Bearer token that workers get instead of the client's (default: the client's, unless it is one of warmroute's own)." group:"Frontend"`
-	WorkerTokenFile string  `placeholder:"FILE" help:"File with it." group:"Frontend"`
+	WorkerTokenFile string  `placeholder:"FILE" help:"File with it, the first line of it; read again when it changes." group:"Frontend"`
 
 	CostPrefillScale  float64       `default:"${prefill_scale}" placeholder:"N" help:"kv: weight of the work before a first token against decoding (default ${default})." group:"Choice"`
 	CostMiss          float64       `default:"${miss}" placeholder:"N" help:"kv: weight of a block that has to be computed for this prompt against one that waits in a queue (default ${default})." group:"Choice"`
@@ -174,15 +174,13 @@ func (c frontendCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	defer func() { _ = index.Close() }()
 	o := c.Frontend.options(c.Redis.LookupBudget, c.Workers.Worker)
-	if o.Tokens, err = c.Access.tokens(ctx, logger); err != nil {
-		return err
-	}
-	if o.WorkerToken, err = c.Frontend.workerToken(); err != nil {
+	if o.Tokens, err = c.Access.tokens(ctx, logger, c.Frontend.workerToken()); err != nil {
 		return err
 	}
 	if o.Networks, err = c.Workers.networks(metrics); err != nil {
 		return err
 	}
+	o.WorkerToken = o.Tokens.Worker
 	o.Index, o.Tracer, o.Logger, o.Registerer, o.Gatherer = index, tracer, logger, metrics, metrics
 	f, err := frontend.New(o)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/indexer"
 )
 
@@ -97,7 +98,7 @@ func (c indexerCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	defer func() { _ = index.Close() }()
 	o := c.Indexer.options(c.Workers.Worker)
-	if o.Tokens, err = c.Access.tokens(ctx, logger); err != nil {
+	if o.Tokens, err = c.Access.tokens(ctx, logger, guard.Secrets{}); err != nil {
 		return err
 	}
 	if o.Networks, err = c.Workers.networks(metrics); err != nil {

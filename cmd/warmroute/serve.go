@@ -66,7 +66,7 @@ func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	defer func() { _ = index.Close() }()
 
-	tokens, err := c.Access.tokens(ctx, logger)
+	tokens, err := c.Access.tokens(ctx, logger, c.Frontend.workerToken())
 	if err != nil {
 		return err
 	}
@@ -82,10 +82,7 @@ func (c serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return setupError(err, "--admin-listen")
 	}
 	fo := c.Frontend.options(c.Redis.LookupBudget, c.Workers.Worker)
-	fo.Tokens, fo.Networks = tokens, networks
-	if fo.WorkerToken, err = c.Frontend.workerToken(); err != nil {
-		return err
-	}
+	fo.Tokens, fo.WorkerToken, fo.Networks = tokens, tokens.Worker, networks
 	fo.Index, fo.Tracer, fo.Logger, fo.Registerer, fo.Gatherer = index, tracer, logger, metrics, metrics
 	f, err := frontend.New(fo)
 	if err != nil {

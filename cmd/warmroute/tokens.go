@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -46,12 +45,13 @@ type accessOptions struct {
 	AdminTokenFile string    `placeholder:"FILE" help:"File with such tokens." group:"Access"`
 }
 
-// tokens makes and reads them, and follows their files until ctx ends.
-func (o accessOptions) tokens(ctx context.Context, logger *slog.Logger) (*guard.Tokens, error) {
+// tokens makes and reads them, and what workers are shown, and follows their files until ctx ends.
+func (o accessOptions) tokens(ctx context.Context, logger *slog.Logger, worker guard.Secrets) (*guard.Tokens, error) {
 	t, err := guard.NewTokens(guard.TokenOptions{
 		Client: guard.Secrets{Values: o.Token, File: o.TokenFile},
 		Query:  guard.Secrets{Values: o.QueryToken, File: o.QueryTokenFile},
 		Admin:  guard.Secrets{Values: o.AdminToken, File: o.AdminTokenFile},
+		Worker: worker,
 		Logger: logger,
 	})
 	if err == nil {
@@ -87,14 +87,11 @@ func (o tokenOptions) at(flag, url string) server {
 	return s
 }
 
-// workerToken is the one that engines get; "" means the client's.
-func (o frontendOptions) workerToken() (string, error) {
-	if o.WorkerTokenFile == "" {
-		return o.WorkerToken, nil
+// workerToken is what engines are shown.
+func (o frontendOptions) workerToken() guard.Secrets {
+	s := guard.Secrets{File: o.WorkerTokenFile}
+	if o.WorkerToken != "" {
+		s.Values = []string{o.WorkerToken}
 	}
-	list, err := guard.ReadTokens(o.WorkerTokenFile)
-	if err != nil {
-		return "", usagef("--worker-token-file: %w", err)
-	}
-	return cmp.Or(o.WorkerToken, list[0]), nil
+	return s
 }

@@ -103,8 +103,8 @@ type Options struct {
 	Transport http.RoundTripper
 	// Resolver looks up names. Default: net.DefaultResolver.
 	Resolver Resolver
-	// Token is sent to the workers as bearer token; "" means none.
-	Token string
+	// Token, if set, returns what is sent to the workers as bearer token; "" means none.
+	Token func() string
 	// Lost, if set, is called when a worker has not answered three polls in a row, or leaves without answering: nobody works
 	// on what was sent to it. It must not call the fleet.
 	Lost func(Key)

@@ -98,7 +98,7 @@ func ids(nodes []*Node) []string {
 
 func TestHealthFollowsTheWorker(t *testing.T) {
 	e := newEngine(t, llama)
-	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: e.URL + "/"}}, Token: "secret"})
+	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: e.URL + "/"}}, Token: func() string { return "secret" }})
 	if s := f.Snapshot(); s.Healthy() != 0 || s.Known() || !s.HasID("w1") {
 		t.Fatal("a worker counts as healthy before it was asked")
 	}

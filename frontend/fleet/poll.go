@@ -134,8 +134,10 @@ func (f *Fleet) get(ctx context.Context, url string, limit int64) ([]byte, error
 	if err != nil {
 		return nil, err
 	}
-	if f.o.Token != "" {
-		req.Header.Set("Authorization", "Bearer "+f.o.Token)
+	if f.o.Token != nil {
+		if token := f.o.Token(); token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
 	}
 	res, err := f.o.Transport.RoundTrip(req)
 	if err != nil {
