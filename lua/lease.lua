@@ -6,7 +6,8 @@
 -- ARGV[1] op     prefilled = the prompt is computed; output = one more decode block; renew; free; probe = prove that writes work
 -- ARGV[2..] ids  at most 1000
 -- Returns {reaped, found...}: how many ended leases were freed before, 64 = perhaps more are left; for each id 1, or 0 = no such lease
--- Effects: idempotent but for output; O(ids · log leases)
+-- Effects: idempotent but for output; O(ids · log leases). A renewal also finds that one of the keys was lost, O(workers), and then makes sums
+-- and deadlines from the leases, O(leases · log leases): what counts heals by itself within a third of the leases' length
 --#include leases.inc
 local load, leases, deadlines = KEYS[1], KEYS[2], KEYS[3]
 local op = ARGV[1]
@@ -16,6 +17,9 @@ if #ARGV > 1001 or (op ~= 'prefilled' and op ~= 'output' and op ~= 'renew' and o
 end
 local now = now_ms()
 local reply = {reap(load, leases, deadlines, now)}
+if op == 'renew' and compare(load, leases, deadlines) then
+  restore(load, leases, deadlines, now)
+end
 if op == 'probe' then
   redis.call('HSET', leases, '', '')
   redis.call('HDEL', leases, '')

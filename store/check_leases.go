@@ -2,8 +2,9 @@ package store
 
 import "context"
 
-// leases compares the sums of what is under way with the leases that they are made of. Where one of the keys was lost, what is left would
-// count for ever; a repair drops all of it, and every frontend reserves what it has under way again with its next renewal.
+// leases compares the sums of what is under way with the leases that they are made of. Where one of the keys was lost they differ until a
+// frontend next renews its leases, or for as long as there is none; a repair does the same at once. What has the wrong type is
+// dropped, and every frontend reserves what it has under way again with its next renewal.
 func (c *check) leases(ctx context.Context) error {
 	v, err := scripts.sums.run(ctx, c.s.write, []string{loadKey(c.p.id), leasesKey(c.p.id), deadlinesKey(c.p.id)}, boolArg(c.repair))
 	if err != nil {

@@ -62,6 +62,7 @@ func conform(t *testing.T, url string) {
 		{"Frequencies", testFrequencies},
 		{"ScriptFlush", testScriptFlush},
 		{"LifeOfALease", testLifeOfALease},
+		{"LostKeysOfLeases", testLostKeysOfLeases},
 		{"TheSameIDReservesOnce", testTheSameIDReservesOnce},
 		{"Busy", testBusy},
 		{"Session", testSession},

@@ -26,8 +26,8 @@ type checkCmd struct {
 // Help is the long form of the command's help.
 func (checkCmd) Help() string {
 	return `Proves, in every pool and shard, that the sorted sets (the truth), the holders hash that lookups read,
-the slot map, the streams and the workers' places agree. It is safe while the index is in use, and reads in
-small steps. What --repair cannot derive from the sorted sets and streams, such as a watermark, makes the stream
+the slot map, the streams and the workers' places agree, and the sums of what is under way with its leases. It
+is safe while the index is in use, and reads in small steps. What --repair cannot derive from the sorted sets and streams, such as a watermark, makes the stream
 begin a new generation, which the indexer fills by replay.
 
 Example: is the index sound?
