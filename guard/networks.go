@@ -50,15 +50,19 @@ var special = []struct {
 	{netip.MustParsePrefix("0.0.0.0/8"), "unspecified"},
 	{netip.MustParsePrefix("::/128"), "unspecified"},
 	{netip.MustParsePrefix("255.255.255.255/32"), "broadcast"},
-	{netip.MustParsePrefix("100.100.100.200/32"), "a cloud's metadata"}, // Alibaba
-	{netip.MustParsePrefix("168.63.129.16/32"), "a cloud's metadata"},   // Azure
-	{netip.MustParsePrefix("192.0.0.192/32"), "a cloud's metadata"},     // Oracle
-	{netip.MustParsePrefix("fd00:ec2::254/128"), "a cloud's metadata"},  // AWS
-	{netip.MustParsePrefix("fd20:ce::254/128"), "a cloud's metadata"},   // Google
+	{netip.MustParsePrefix("100.100.100.200/32"), "a cloud's metadata"},     // Alibaba
+	{netip.MustParsePrefix("168.63.129.16/32"), "a cloud's metadata"},       // Azure
+	{netip.MustParsePrefix("192.0.0.192/32"), "a cloud's metadata"},         // Oracle
+	{netip.MustParsePrefix("fd00:ec2::/32"), "a cloud's metadata"},          // AWS: metadata, credentials of pods
+	{netip.MustParsePrefix("fd20:ce::254/128"), "a cloud's metadata"},       // Google
+	{netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"), "a cloud's metadata"}, // Oracle
+	{netip.MustParsePrefix("fd00:100::100:200/128"), "a cloud's metadata"},  // Alibaba
+	{netip.MustParsePrefix("fd00:42::42/128"), "a cloud's metadata"},        // Scaleway
+	{netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"), "a cloud's metadata"},  // Akamai
 }
 
-// nat64 carries IPv4 addresses in its last four bytes.
-var nat64 = netip.MustParsePrefix("64:ff9b::/96")
+// carriers hold an IPv4 address in their last four bytes: NAT64's, and what came before mapped addresses.
+var carriers = []netip.Prefix{netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("::/96")}
 
 // NewNetworks reads the list.
 func NewNetworks(o NetworkOptions) (*Networks, error) {
@@ -219,9 +223,11 @@ func (n *Networks) Dial(d net.Dialer, own ...string) func(ctx context.Context, n
 func (n *Networks) address(host string, a netip.Addr) error {
 	a = a.Unmap().WithZone("")
 	inside := a
-	if nat64.Contains(a) {
-		b := a.As16()
-		inside = netip.AddrFrom4([4]byte(b[12:]))
+	for _, p := range carriers {
+		if p.Contains(a) && !a.IsLoopback() && !a.IsUnspecified() {
+			b := a.As16()
+			inside = netip.AddrFrom4([4]byte(b[12:]))
+		}
 	}
 	for _, s := range special {
 		if !s.Contains(inside) {
