@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -283,6 +284,22 @@ func (n *Networks) count(at string, err error) error {
 		n.refused.WithLabelValues(at).Inc()
 	}
 	return err
+}
+
+// WorkerURL reads a worker's base URL, http or https with a host. A name or a password in it would be sent by nobody, and seen by everybody who
+// may see workers; no error repeats it.
+func WorkerURL(raw string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	switch {
+	case err == nil && u.User != nil:
+		return nil, errors.New("url: a user or password in it is sent by nobody: what engines ask for is --worker-token")
+	case err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https":
+		if strings.Contains(raw, "@") {
+			raw = "with an @"
+		}
+		return nil, fmt.Errorf("url %q: want http://host:port or https://host:port", raw)
+	}
+	return u, nil
 }
 
 // Place is where a transport dials for a URL, host:port; false where that is none.

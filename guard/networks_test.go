@@ -125,6 +125,21 @@ func TestNamesAreJudgedByTheirAddresses(t *testing.T) {
 	}
 }
 
+func TestWorkerURL(t *testing.T) {
+	for raw, want := range map[string]string{
+		"http://w:8000": "", "https://[fd00::1]/base": "", "http://w": "",
+		"": "want http", "w:8000": "want http", "//w:8000": "want http", "ftp://w": "want http", "http://": "want http", "http://:6379": "want http",
+		"http://w:port": "want http", "http:w": "want http", "unix:///run/x": "want http", "http://w:1\r\nX: y": "want http",
+		"http://w:s3cret@w:8000": "--worker-token", "http://s3cret@w:8000": "--worker-token", "http://10.0.0.1:80@169.254.169.254": "--worker-token",
+		"http://w:s3cret@w:port": "want http", "ftp://w:s3cret@w": "--worker-token",
+	} {
+		u, err := WorkerURL(raw)
+		if want == "" && (err != nil || u.Hostname() == "") || want != "" && (err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "s3cret")) {
+			t.Errorf("%q: %v, want %q", raw, err, want)
+		}
+	}
+}
+
 func TestSockets(t *testing.T) {
 	for _, test := range []struct {
 		allow, path string

@@ -88,7 +88,7 @@ func failStore(c *gin.Context, err error) {
 // requestID takes the caller's request id or makes one, and echoes it.
 func requestID(c *gin.Context) {
 	id := c.GetHeader("X-Request-Id")
-	if id == "" || len(id) > 128 {
+	if id == "" || len(id) > 128 || strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		b := make([]byte, 8)
 		_, _ = rand.Read(b) // cannot fail
 		id = hex.EncodeToString(b)

@@ -60,6 +60,8 @@ func TestRegisterBadInput(t *testing.T) {
 		{`{"instance_id":"w","model_name":"m","type":"Llama"}`, 400, "invalid", "vLLM"},
 		{`{"instance_id":"w","model_name":"m","mode":"all"}`, 400, "invalid", "count or set"},
 		{`{"instance_id":"w","model_name":"m","url":"ftp://x"}`, 400, "invalid", "http://host:port"},
+		{`{"instance_id":"w","model_name":"m","url":"http://:6379"}`, 400, "invalid", "http://host:port"},
+		{`{"instance_id":"w","model_name":"m","url":"http://u:p@x:1"}`, 400, "invalid", "--worker-token"},
 		{`{"instance_id":"w","model_name":"m","url":"127.0.0.1:8000"}`, 400, "invalid", "http://host:port"},
 		{`{"instance_id":"w2","model_name":"m","block_size":32}`, 409, "block_size_conflict", "16"},
 		{`{"instance_id":"w","model_name":"m","block_size":32}`, 409, "block_size_conflict", "32"},
@@ -397,15 +399,17 @@ func TestViews(t *testing.T) {
 			t.Errorf("metrics lack %q", want)
 		}
 	}
-	req, _ := http.NewRequestWithContext(t.Context(), "GET", "http://"+ix.Addr().String()+"/health", nil)
-	req.Header.Set("X-Request-Id", "abc")
-	health, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = health.Body.Close()
-	if health.StatusCode != 200 || health.Header.Get("X-Request-Id") != "abc" {
-		t.Errorf("health: %d, request id %q", health.StatusCode, health.Header.Get("X-Request-Id"))
+	for id, echoed := range map[string]bool{"abc": true, "a b": false, "a\tb": false, "caf\xc3\xa9": false, strings.Repeat("x", 129): false} {
+		req, _ := http.NewRequestWithContext(t.Context(), "GET", "http://"+ix.Addr().String()+"/health", nil)
+		req.Header.Set("X-Request-Id", id)
+		health, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = health.Body.Close()
+		if got := health.Header.Get("X-Request-Id"); health.StatusCode != 200 || got == "" || (got == id) != echoed {
+			t.Errorf("health: %d, request id %q for %q", health.StatusCode, got, id)
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -278,11 +277,8 @@ func checkURL(raw string) error {
 	if raw == "" {
 		return nil
 	}
-	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("url %q: want http://host:port or https://host:port", raw)
-	}
-	return nil
+	_, err := guard.WorkerURL(raw)
+	return err
 }
 
 // check refuses what could never be followed, and fills in the engine.

@@ -30,6 +30,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/warmroute/warmroute/guard"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
@@ -236,9 +237,9 @@ func newState(w Worker, source Source) (*state, error) {
 	if err := (kvcache.WorkerRank{Worker: w.ID}).Validate(); err != nil {
 		return nil, err
 	}
-	u, err := url.Parse(w.URL)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("worker %q: url %q: want http://host:port or https://host:port", w.ID, w.URL)
+	u, err := guard.WorkerURL(w.URL)
+	if err != nil {
+		return nil, fmt.Errorf("worker %q: %w", w.ID, err)
 	}
 	if w.Ranks < 0 || w.Ranks > kvcache.MaxRank+1 {
 		return nil, fmt.Errorf("worker %q: %d ranks: want 0 to %d", w.ID, w.Ranks, kvcache.MaxRank+1)

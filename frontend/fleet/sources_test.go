@@ -347,7 +347,7 @@ func TestBadNamesAreRefused(t *testing.T) {
 // A fleet that starts while the index is away has the workers that another one saw.
 func TestSnapshotFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "workers.json")
-	two := stream("w2", 0, "https://user:secret@two/base")
+	two := stream("w2", 0, "https://two/base")
 	two.Pool = kvcache.PoolID{Tenant: "acme", Model: "llama"}
 	two.Engine, two.BlockSize = "SGLang", 64
 	synctest.Test(t, func(t *testing.T) {
@@ -358,7 +358,7 @@ func TestSnapshotFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if before.Mode().Perm() != 0o600 { // URLs may hold passwords
+		if before.Mode().Perm() != 0o600 { // it tells of the fleet
 			t.Errorf("mode %v", before.Mode())
 		}
 		pass(time.Minute)
@@ -377,7 +377,7 @@ func TestSnapshotFile(t *testing.T) {
 		if n := nodes[0]; n.Source != SourceSaved || !slices.Equal(n.Ranks, []int{0, 1}) || n.URL.String() != "http://one" {
 			t.Errorf("node %+v", n)
 		}
-		if n := nodes[1]; n.Tenant != "acme" || n.Engine != "SGLang" || n.URL.String() != "https://user:secret@two/base" {
+		if n := nodes[1]; n.Tenant != "acme" || n.Engine != "SGLang" || n.URL.String() != "https://two/base" {
 			t.Errorf("node %+v", n)
 		}
 		if a, b := f.Snapshot().BlockSize(llamaPool), f.Snapshot().BlockSize(two.Pool); a != 16 || b != 64 {
