@@ -2,6 +2,8 @@ package tracing
 
 import (
 	"context"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -72,14 +74,37 @@ func (p *Pipeline) Run(ctx context.Context) {
 func (p *Pipeline) send(ctx context.Context, batch []sdk.ReadOnlySpan) {
 	ctx, cancel := context.WithTimeout(ctx, p.o.SendTimeout)
 	defer cancel()
+	lost := 0
 	if err := p.exporter.ExportSpans(ctx, batch); err != nil {
-		p.drop(droppedSend, len(batch), err)
+		if lost = rejected(err, len(batch)); lost > 0 {
+			p.drop(droppedSend, lost, err)
+		} else {
+			p.o.Logger.Debug("the receiver of traces has taken all spans, and has something to say", "error", short(err))
+		}
+	}
+	if lost == len(batch) {
 		return
 	}
-	p.metrics.sent.Add(float64(len(batch)))
+	p.metrics.sent.Add(float64(len(batch) - lost))
 	if time.Now().UnixNano()-p.lastly.Load() >= p.o.Quiet.Nanoseconds() && p.losing.CompareAndSwap(true, false) {
 		p.o.Logger.Info("spans arrive again", "dropped", p.lost.Swap(0))
 	}
+}
+
+// partly is how the library tells of a receiver that took a batch in part, or all of it with a warning. Its type is not exported.
+var partly = regexp.MustCompile(`(?s)OTLP partial success: .*\((-?\d+) spans rejected\)$`)
+
+// rejected is how many spans of a batch an error is about.
+func rejected(err error, batch int) int {
+	m := partly.FindStringSubmatch(err.Error())
+	if m == nil {
+		return batch
+	}
+	n, err := strconv.Atoi(m[1])
+	if err != nil {
+		return batch
+	}
+	return min(max(n, 0), batch)
 }
 
 // drop counts spans that nobody will see.

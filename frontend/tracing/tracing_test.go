@@ -248,3 +248,46 @@ func TestReceiverThatRefuses(t *testing.T) {
 		t.Errorf("log: %s", text)
 	}
 }
+
+// A receiver that takes a part of a batch says so, and what it took counts as sent; one that has only something to say has taken all of it.
+func TestReceiverThatTakesAPart(t *testing.T) {
+	for name, start := range map[string]func(testing.TB) *tracingtest.Receiver{"http": tracingtest.HTTP, "grpc": tracingtest.GRPC} {
+		for _, c := range []struct {
+			rejected  int64
+			complaint string
+			counts    string
+			line      string
+		}{
+			{2, "too old (9 spans rejected)", "sent 3, queue_full 0, send 2", "too old"},
+			{2, "", "sent 3, queue_full 0, send 2", "spans are dropped"},
+			{5, "all", "sent 0, queue_full 0, send 5", "spans are dropped"},
+			{99, "beyond reason", "sent 0, queue_full 0, send 5", "spans are dropped"},
+			{-1, "beyond reason", "sent 5, queue_full 0, send 0", ""},
+			{0, "soon to be deprecated", "sent 5, queue_full 0, send 0", ""},
+		} {
+			t.Run(fmt.Sprint(name, " ", c.rejected), func(t *testing.T) {
+				plainly(t)
+				t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", map[string]string{"grpc": "grpc"}[name])
+				r := start(t)
+				r.Rejected, r.Complaint = c.rejected, c.complaint
+				reg, log := newRegistry(), &logBuffer{}
+				p, err := New(t.Context(), Options{Endpoint: r.URL, Registerer: reg, Logger: slog.New(slog.NewTextHandler(log, nil))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				end := run(t, p)
+				for range 5 {
+					_, s := p.Tracer().Start(t.Context(), "request")
+					s.End()
+				}
+				end()
+				if got := reg.counts(t); got != c.counts {
+					t.Errorf("%s, want %s", got, c.counts)
+				}
+				if text := log.String(); c.line == "" && strings.Contains(text, "WARN") || !strings.Contains(text, c.line) {
+					t.Errorf("want %q in the log:\n%s", c.line, text)
+				}
+			})
+		}
+	}
+}

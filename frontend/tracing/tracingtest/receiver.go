@@ -69,6 +69,11 @@ type Receiver struct {
 	// It may wait for the request's context, which the end of the receiver ends too.
 	Answer func(r *http.Request) int
 
+	// Rejected, if set before the first request, is how many spans of each batch the receiver says that it has not taken, and Complaint why;
+	// with a complaint alone, it has taken all.
+	Rejected  int64
+	Complaint string
+
 	close func()
 	gone  chan struct{} // closed by close
 
@@ -161,7 +166,20 @@ func (r *Receiver) serve(w http.ResponseWriter, req *http.Request) {
 		}
 	}
 	r.take(&m, raw, req.Header)
-	w.Header().Set("Content-Type", "application/x-protobuf") // an empty answer is one with no complaint
+	w.Header().Set("Content-Type", "application/x-protobuf")
+	answer, err := proto.Marshal(r.response())
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	_, _ = w.Write(answer) // a client that left
+}
+
+func (r *Receiver) response() *collector.ExportTraceServiceResponse {
+	out := &collector.ExportTraceServiceResponse{}
+	if r.Rejected != 0 || r.Complaint != "" {
+		out.PartialSuccess = &collector.ExportTracePartialSuccess{RejectedSpans: r.Rejected, ErrorMessage: r.Complaint}
+	}
+	return out
 }
 
 type service struct {
@@ -176,7 +194,7 @@ func (s *service) Export(_ context.Context, m *collector.ExportTraceServiceReque
 		return nil, err
 	}
 	s.r.take(m, raw, nil)
-	return &collector.ExportTraceServiceResponse{}, nil
+	return s.r.response(), nil
 }
 
 func (r *Receiver) take(m *collector.ExportTraceServiceRequest, raw []byte, h http.Header) {
