@@ -120,6 +120,8 @@ type want struct {
 	local bool
 	// pinned: the request restricts the choice.
 	pinned bool
+	// made: the choice is made, and only counted. No threshold refuses it.
+	made bool
 }
 
 // placed is where a request goes.
@@ -228,7 +230,10 @@ func withLoads(list []candidate, loads []choose.Load) []choose.Candidate {
 func (f *Frontend) ask(w *want, list []candidate, weights choose.Weights) store.Ask {
 	a := store.Ask{
 		ID: w.id, Lease: w.lease, BlockSize: w.k.blockSize, PromptTokens: w.tokens, DecodeBlocks: w.blocks,
-		Weights: store.Weights(weights), Busy: store.Load(f.o.Busy), Candidates: make([]store.Candidate, len(list)),
+		Weights: store.Weights(weights), Candidates: make([]store.Candidate, len(list)),
+	}
+	if !w.made {
+		a.Busy = store.Load(f.o.Busy)
 	}
 	for i := range list {
 		a.Candidates[i] = store.Candidate{WorkerRank: list[i].WorkerRank, Credit: list[i].credit}
@@ -369,14 +374,16 @@ func (f *Frontend) choose(ctx context.Context, x *exchange) error {
 			x.lease = f.inFlight.Add(x.chosen.place(), w.adds(x.chosen))
 		}
 		if f.keeper != nil && !x.bypass { // with Redis away too: what is still under way when it is back counts again
+			w.made = true
 			x.reserved = f.keeper.Take(target.Pool, f.ask(&w, []candidate{*x.chosen}, choose.Weights{}), p.held)
 		}
-		if !f.breakers.Begin(x.chosen.node.Key()) { // another request has begun the one trial in between
-			x.giveBack()
-			if excluded = append(slices.Clone(excluded), x.chosen.Worker); len(f.candidates(target, x.pin, &x.knowledge, f.o.Tiers, excluded)) > 0 {
+		if !f.breakers.Begin(x.chosen.node.Key()) { // another request has begun the one trial
+			others := append(slices.Clone(excluded), x.chosen.Worker)
+			if len(f.candidates(target, x.pin, &x.knowledge, f.o.Tiers, others)) > 0 {
+				x.giveBack()
+				excluded = others
 				continue
-			}
-			return errNoWorkers
+			} // else a worker that is suspected is better than none, and what is pinned to it gets it
 		}
 		pool := target.Pool.String()
 		f.selected(pool, &p)

@@ -162,7 +162,7 @@ func headerPin(h http.Header) (pin, error) {
 		}
 		p.rank = rank
 	}
-	if v := h.Get(headerAllowed); v != "" {
+	if v := strings.Join(h.Values(headerAllowed), ","); v != "" {
 		for id := range strings.SplitSeq(v, ",") {
 			if id = strings.TrimSpace(id); id != "" {
 				p.allowed = append(p.allowed, id)

@@ -130,6 +130,7 @@ func (f *Frontend) potentialLoads(c *gin.Context) {
 		fail(c, err)
 		return
 	}
+	r.want.policy = PolicyLeastLoaded                            // the loads of all, whatever the policy looks at
 	p, err := f.place(c.Request.Context(), &r.want, r.list, nil) // reserves nothing, and brings the loads
 	if p.loads == nil {
 		fail(c, err)

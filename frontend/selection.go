@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -59,8 +60,9 @@ func (f *Frontend) selectFor(c *gin.Context, reserves bool) (*selection, error) 
 		if r.want.id == "" {
 			r.want.id = newName()
 		}
-		if !printable(r.want.id, store.MaxLeaseID) {
-			return nil, refuse(http.StatusBadRequest, "invalid_request", "\"selection_id\" must be at most "+strconv.Itoa(store.MaxLeaseID)+" printable bytes without spaces")
+		if !printable(r.want.id, store.MaxLeaseID) || strings.Contains(r.want.id, "/") || r.want.id == "." || r.want.id == ".." { // it stands in a path
+			return nil, refuse(http.StatusBadRequest, "invalid_request",
+				"\"selection_id\" must be at most "+strconv.Itoa(store.MaxLeaseID)+" printable bytes without spaces and slashes, and neither . nor ..")
 		}
 	}
 	ctx := c.Request.Context()
@@ -70,6 +72,7 @@ func (f *Frontend) selectFor(c *gin.Context, reserves bool) (*selection, error) 
 	}
 	w := p.chosen()
 	if reserves && !p.held && !r.want.local { // a policy that is blind to the loads adds to them all the same
+		r.want.made = true
 		again := placed{list: []candidate{*w}}
 		p.held = f.askLoads(ctx, &r.want, &again, choose.Weights{}) && again.held
 	}

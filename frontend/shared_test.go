@@ -290,7 +290,7 @@ func TestPoliciesAndSharedLoads(t *testing.T) {
 			for i := range 4 {
 				workers = append(workers, newEngine(t, fmt.Sprint("w", i)).worker())
 			}
-			f := start(t, Options{Index: x, Workers: workers, Policy: policy})
+			f := start(t, Options{Index: x, Workers: workers, Policy: policy, Busy: Load{Requests: 100}})
 			res, _ := f.post(completions, body)
 			if res.StatusCode != 200 || f.metric("warmroute_selected_total", "policy", policy, "reason", want.reason) != 1 {
 				t.Errorf("%d", res.StatusCode)
@@ -305,7 +305,8 @@ func TestPoliciesAndSharedLoads(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			for _, a := range s.asks {
-				if a.Weights != want.weights || len(a.Candidates) != want.among || a.ID == "" {
+				made := len(a.Candidates) == 1 // and no threshold keeps it from being counted
+				if a.Weights != want.weights || len(a.Candidates) != want.among || a.ID == "" || made != (a.Busy == store.Load{}) {
 					t.Errorf("asked %+v", a)
 				}
 			}
