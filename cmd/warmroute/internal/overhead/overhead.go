@@ -3,7 +3,9 @@
 package overhead
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -13,13 +15,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/warmroute/warmroute/cmd/warmroute/internal/stage"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 )
 
 // Options says what to measure.
 type Options struct {
-	// Redis is the URL of the server. The benchmark writes a pool of its own.
+	// Redis is the URL of the server. The benchmark writes a pool of its own, and takes it out again.
 	Redis string
 	// Frontend starts warmroute's frontend with the given arguments and returns its base URL, its process id, and what ends it.
 	Frontend func(ctx context.Context, args ...string) (url string, pid int, stop func(), err error)
@@ -83,7 +86,7 @@ type way struct {
 }
 
 // Run measures.
-func Run(ctx context.Context, o Options) (Report, error) {
+func Run(ctx context.Context, o Options) (_ Report, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	fleet, err := startWorkers(workers)
@@ -94,7 +97,15 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	model := "bench-" + strconv.FormatUint(rand.Uint64(), 36)
 	fleet.model = model
 	prompts, shared := prompts(model, o.Tokens)
-	if err := fill(ctx, o.Redis, model, fleet.urls[0], shared); err != nil {
+	index, err := store.New(store.Options{URL: o.Redis})
+	if err != nil {
+		return Report{}, err
+	}
+	pool := kvcache.PoolID{Tenant: kvcache.DefaultTenant, Model: model}
+	defer func() { // when the frontend has ended, which writes too
+		err = errors.Join(err, stage.Clear(ctx, index, pool), index.Close())
+	}()
+	if err := fill(ctx, index, pool, fleet.urls[0], shared); err != nil {
 		return Report{}, err
 	}
 	args := []string{"--redis=" + o.Redis, "--listen=127.0.0.1:0", "--policy=kv"}
@@ -138,7 +149,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	for i, w := range ways[1:] {
 		o.Progress("throughput", i, len(ways)-1)
 		if err := c.saturate(ctx, w, o.Callers, o.Duration); err != nil {
-			return Report{}, err
+			return Report{}, cmp.Or(ctx.Err(), err)
 		}
 	}
 	if err := ctx.Err(); err != nil {
@@ -183,13 +194,8 @@ func prompts(model string, tokens int) (out []string, shared []kvcache.BlockHash
 }
 
 // fill makes the pool, and its first worker warm.
-func fill(ctx context.Context, redis, model, url string, blocks []kvcache.BlockHash) error {
-	s, err := store.New(store.Options{URL: redis})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = s.Close() }()
-	id := store.StreamID{Pool: kvcache.PoolID{Tenant: kvcache.DefaultTenant, Model: model}, WorkerRank: kvcache.WorkerRank{Worker: "w0"}}
+func fill(ctx context.Context, s *store.Store, pool kvcache.PoolID, url string, blocks []kvcache.BlockHash) error {
+	id := store.StreamID{Pool: pool, WorkerRank: kvcache.WorkerRank{Worker: "w0"}}
 	st, _, err := s.Register(ctx, id, store.Registration{BlockSize: blockSize, URL: url})
 	if err != nil {
 		return err

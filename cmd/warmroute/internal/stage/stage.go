@@ -238,25 +238,29 @@ func (s *Stage) CloseAndClear(ctx context.Context) error {
 	s.cancel()
 	err := s.group.Wait()
 	if len(s.Frontends) > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		err = errors.Join(err, s.clear(ctx))
+		err = errors.Join(err, Clear(ctx, s.Store, s.Pool))
 	}
 	return errors.Join(err, s.Close())
 }
 
-func (s *Stage) clear(ctx context.Context) error {
-	streams, err := s.Store.Streams(ctx, s.Pool)
+// clearLimit bounds the taking out of one pool.
+const clearLimit = 5 * time.Second
+
+// Clear takes a pool's workers, and what they held, out of Redis, also where ctx has ended: whoever wrote them is interrupted, say.
+func Clear(ctx context.Context, s *store.Store, pool kvcache.PoolID) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), clearLimit)
+	defer cancel()
+	streams, err := s.Streams(ctx, pool)
 	if err != nil {
 		return err
 	}
 	for _, st := range streams {
-		if _, err := s.Store.Remove(ctx, st); err != nil {
+		if _, err := s.Remove(ctx, st); err != nil {
 			return err
 		}
 	}
 	for more := true; more; {
-		if _, more, err = s.Store.Sweep(ctx, s.Pool, 10_000); err != nil {
+		if _, more, err = s.Sweep(ctx, pool, 10_000); err != nil {
 			return err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/warmroute/warmroute/cmd/warmroute/internal/stage"
 	"github.com/warmroute/warmroute/indexer"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/sim"
@@ -68,7 +69,7 @@ func Run(ctx context.Context, o Options) (r Report, err error) {
 		if e := group.Wait(); err == nil && e != nil && !errors.Is(e, context.Canceled) {
 			err = e
 		}
-		err = errors.Join(err, remove(context.WithoutCancel(ctx), s), s.Close())
+		err = errors.Join(err, stage.Clear(ctx, s, pool), s.Close())
 	}()
 	var workers []indexer.Worker
 	var engines []*sim.Engine
@@ -187,23 +188,4 @@ func prompt(ctx context.Context, client *http.Client, s *store.Store, e *sim.Eng
 			return 0, context.Cause(ctx)
 		}
 	}
-}
-
-// remove takes the engines out of the index again.
-func remove(ctx context.Context, s *store.Store) error {
-	streams, err := s.Streams(ctx, pool)
-	if err != nil {
-		return err
-	}
-	for _, st := range streams {
-		if _, err := s.Remove(ctx, st); err != nil {
-			return err
-		}
-	}
-	for more := true; more; {
-		if _, more, err = s.Sweep(ctx, pool, 1000); err != nil {
-			return err
-		}
-	}
-	return nil
 }
