@@ -37,7 +37,7 @@ type replayCmd struct {
 	Temperature  float64 `default:"0" placeholder:"X" help:"Cost: above 0 the choice is a lottery (default ${default})." env:"-"`
 
 	Sessions     bool `help:"Name the conversations of the trace, as x-session-id does." env:"-"`
-	SessionSlack int  `default:"0" zero:"" placeholder:"N" help:"The same as of the frontend (default ${default})." env:"-"`
+	SessionSlack int  `default:"8192" zero:"" placeholder:"TOKENS" help:"With --sessions: prompt tokens by which a session's worker may have a longer queue than the cheapest before the session moves (default ${default})." env:"-"`
 
 	State    string  `default:"memory" enum:"memory,redis" placeholder:"WHERE" help:"Where index and loads are: memory, or redis = the real store on a redis-server of its own (default ${default})." env:"-"`
 	Seed     uint64  `default:"1" placeholder:"N" help:"Seed of all chances (default ${default})." env:"-"`
