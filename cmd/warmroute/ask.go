@@ -12,6 +12,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/warmroute/warmroute/kvcache"
 )
@@ -34,8 +35,17 @@ func (s server) base() (string, error) {
 	return strings.TrimSuffix(base.String(), "/"), nil
 }
 
-// answerLimit bounds what is read of one answer.
+// answerLimit bounds what is read of one answer, or one file.
 const answerLimit = 64 << 20
+
+// readAll reads to the end, or fails where that is further than answerLimit.
+func readAll(r io.Reader) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, answerLimit+1))
+	if err == nil && len(b) > answerLimit {
+		err = fmt.Errorf("it is longer than %d MiB", answerLimit>>20)
+	}
+	return b, err
+}
 
 // ask sends a request, body nil for a GET, and decodes the answer into v. Errors say what to try next.
 func (s server) ask(ctx context.Context, path string, body, v any) error {
@@ -66,9 +76,9 @@ func (s server) ask(ctx context.Context, path string, body, v any) error {
 		return s.away(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	text, err := readAll(resp.Body)
 	if err != nil {
-		return fmt.Errorf("%s%s: %w", s.url, path, err)
+		return fmt.Errorf("%s%s: %w (is %s right?)", s.url, path, err, s.flag)
 	}
 	if resp.StatusCode != http.StatusOK {
 		return refused(s, path, resp.StatusCode, text)
@@ -106,7 +116,7 @@ func refused(s server, path string, status int, text []byte) error {
 		Error struct{ Message, Code string }
 	}
 	if json.Unmarshal(text, &answer) != nil || answer.Error.Message == "" {
-		return fmt.Errorf("%s%s: %s (is %s right?)", s.url, path, http.StatusText(status), s.flag)
+		return fmt.Errorf("%s%s: status %d %s (is %s right?)", s.url, path, status, http.StatusText(status), s.flag)
 	}
 	hint := ""
 	switch {
@@ -117,7 +127,17 @@ func refused(s server, path string, status int, text []byte) error {
 	case status == http.StatusNotFound && strings.Contains(answer.Error.Code, "model"):
 		hint = " (warmroute workers lists the models)"
 	}
-	return errors.New(answer.Error.Message + hint)
+	return errors.New(printable(answer.Error.Message) + hint)
+}
+
+// printable is a text of elsewhere without what a terminal would obey.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 // tinted colours text where a person looks at it: on a terminal, unless NO_COLOR is set.

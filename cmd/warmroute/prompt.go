@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -104,7 +103,7 @@ func given(flag, value string, std *stdio) (string, error) {
 	case isTerminal(std.In):
 		_, _ = fmt.Fprintf(std.Err, "Reading %s from the terminal; Ctrl-D ends it.\n", flag)
 	}
-	b, err := io.ReadAll(io.LimitReader(in, answerLimit))
+	b, err := readAll(in)
 	if err != nil {
 		return "", fmt.Errorf("%s: %s: %w", flag, name, err)
 	}

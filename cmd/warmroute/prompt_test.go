@@ -138,6 +138,9 @@ func TestRefusalsAreExplainedAlike(t *testing.T) {
 		{404, `{"error":{"message":"no model m","code":"model_not_found"}}`, "no model m (warmroute workers lists the models)"},
 		{404, `page not found`, "Not Found (is --frontend right?)"},
 		{200, `<html>`, "does not answer as warmroute does"},
+		{499, ``, "status 499"},
+		{503, `{"error":{"message":"draw\u001b[2J\nhere","code":"overloaded"}}`, "draw [2J here"},
+		{200, `{"state":"` + strings.Repeat("x", answerLimit), "longer than 64 MiB"},
 	} {
 		status, answer = c.status, c.answer
 		for command := range asking {

@@ -214,6 +214,16 @@ func TestAdapterBelongsToItsBase(t *testing.T) {
 	}
 }
 
+// A name that no pool can have, because it would draw on the terminals of those who look at it, say, is nobody's model.
+func TestModelsWithImpossibleNames(t *testing.T) {
+	e := newEngine(t, `{"data":[{"id":"llama"},{"id":"x\u001b[2J"},{"id":"a\nb","parent":"llama"},{"id":""},{"id":"`+strings.Repeat("x", 257)+`"}]}`)
+	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: e.URL}}})
+	f.Refresh(t.Context())
+	if models := f.Snapshot().Models(""); len(models) != 1 || models[0].ID != "llama" {
+		t.Errorf("%+v", models)
+	}
+}
+
 func TestTenantsAreApart(t *testing.T) {
 	e := newEngine(t, llama)
 	f := newFleet(t, Options{Workers: []Worker{{ID: "w1", URL: e.URL, Tenant: "acme"}}})

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/warmroute/warmroute/kvcache"
 )
 
 // maxModelList bounds what is read of a worker's model list.
@@ -122,7 +124,7 @@ func (f *Fleet) models(ctx context.Context, base string) ([]Model, error) {
 	if err := json.Unmarshal(body, &list); err != nil {
 		return nil, fmt.Errorf("model list: %w", err)
 	}
-	models := slices.DeleteFunc(list.Data, func(m Model) bool { return m.ID == "" || len(m.ID) > 256 })
+	models := slices.DeleteFunc(list.Data, func(m Model) bool { return kvcache.PoolID{Model: m.ID}.Validate() != nil })
 	if len(models) == 0 {
 		return nil, errors.New("model list: empty")
 	}
