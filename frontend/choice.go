@@ -167,7 +167,12 @@ func (f *Frontend) place(ctx context.Context, w *want, list []candidate, take fu
 			p.policy, weights, p.costed = PolicyLeastLoaded, choose.LeastRequests, true
 		}
 	}
-	if p.costed && !w.local && f.askLoads(ctx, w, &p, weights) {
+	shared := p.costed && !w.local && f.askLoads(ctx, w, &p, weights)
+	if shared && p.index < 0 && len(p.list) < len(list) { // the two are busy, and others may not be
+		p.list = list
+		shared = f.askLoads(ctx, w, &p, weights)
+	}
+	if shared {
 		if p.index < 0 {
 			return p, f.busy()
 		}
@@ -183,17 +188,23 @@ func (f *Frontend) place(ctx context.Context, w *want, list []candidate, take fu
 		}
 		return p.index
 	}
-	places := make([]inflight.Place, len(p.list))
-	for i := range p.list {
-		places[i] = p.list[i].place()
-	}
-	if take != nil {
-		take(p.list, places, choice)
-	} else {
-		choice(f.inFlight.Loads(places))
-	}
-	if p.index < 0 {
-		return p, f.busy()
+	for {
+		places := make([]inflight.Place, len(p.list))
+		for i := range p.list {
+			places[i] = p.list[i].place()
+		}
+		if take != nil {
+			take(p.list, places, choice)
+		} else {
+			choice(f.inFlight.Loads(places))
+		}
+		if p.index >= 0 {
+			break
+		}
+		if len(p.list) == len(list) {
+			return p, f.busy()
+		}
+		p.list = list // as above
 	}
 	w.explain(&p)
 	return p, nil
@@ -240,7 +251,7 @@ func (f *Frontend) ask(w *want, list []candidate, weights choose.Weights) store.
 	}
 	if w.session != "" && f.o.SessionTTL > 0 {
 		a.Session, a.SessionTTL = w.session, f.o.SessionTTL
-		if a.SessionSlack = weights.Slack(f.o.SessionSlack, w.k.blockSize); weights == choose.LeastRequests && f.o.SessionSlack > 0 {
+		if a.SessionSlack = min(weights.Slack(f.o.SessionSlack, w.k.blockSize), store.MaxSlack); weights == choose.LeastRequests && f.o.SessionSlack > 0 {
 			a.SessionSlack = noLoad
 		}
 	}

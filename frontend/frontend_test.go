@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/warmroute/warmroute/store"
 )
 
 // streaming is a request whose answer is under way.
@@ -106,6 +109,10 @@ func TestOptionsAreChecked(t *testing.T) {
 		"negative timeout": {Workers: worker, ConnectTimeout: -1},
 		"negative size":    {Workers: worker, MaxBody: -1, MaxBuffered: 1},
 		"small buffers":    {Workers: worker, MaxBuffered: 1},
+		"negative busy":    {Workers: worker, Busy: Load{Requests: -1}},
+		"endless busy":     {Workers: worker, Busy: Load{DecodeBlocks: store.MaxBusy + 1}},
+		"endless session":  {Workers: worker, SessionTTL: math.MaxInt64},
+		"endless slack":    {Workers: worker, SessionSlack: math.MaxInt64},
 	} {
 		if f, err := New(o); err == nil {
 			f.listener.Close()

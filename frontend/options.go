@@ -276,6 +276,10 @@ func (o *Options) complete() error {
 		return fmt.Errorf("busy status %d: want 503 or 429", o.BusyStatus)
 	case o.Busy.Requests < 0 || o.Busy.PrefillTokens < 0 || o.Busy.DecodeBlocks < 0:
 		return errors.New("a busy threshold is negative")
+	case max(o.Busy.Requests, o.Busy.PrefillTokens, o.Busy.DecodeBlocks, o.SessionSlack) > store.MaxBusy:
+		return fmt.Errorf("busy thresholds and the slack of sessions are at most %d", store.MaxBusy)
+	case o.SessionTTL > store.MaxSessionTTL:
+		return fmt.Errorf("a session stays at most %v", store.MaxSessionTTL)
 	case o.LoadLease < time.Second || max(o.LoadLease, o.ReservationLease) > store.MaxLease:
 		return fmt.Errorf("leases are 1 s to %v", store.MaxLease)
 	}

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/frontend/breaker"
+	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/frontend/fleet"
+	"github.com/warmroute/warmroute/frontend/inflight"
 	"github.com/warmroute/warmroute/kvcache"
 	"github.com/warmroute/warmroute/store"
 	"github.com/warmroute/warmroute/store/storetest"
@@ -145,5 +147,45 @@ func TestAllowListInTwoLines(t *testing.T) {
 	h.Add(headerAllowed, "w2, w3")
 	if p, err := headerPin(h); err != nil || !slices.Equal(p.allowed, []string{"w1", "w2", "w3"}) {
 		t.Errorf("%+v %v", p, err)
+	}
+}
+
+// Under power-of-two a request is refused where all are busy, not where the two drawn are.
+func TestTwoBusyOnesOfMany(t *testing.T) {
+	body, _ := prompt(64)
+	for name, shared := range map[string]bool{"by the loads of all": true, "by its own": false} {
+		t.Run(name, func(t *testing.T) {
+			var workers []Worker
+			for i := range 4 {
+				workers = append(workers, newEngine(t, fmt.Sprint("w", i)).worker())
+			}
+			o := Options{Workers: workers, Policy: PolicyPowerOfTwo, Busy: Load{Requests: 1}}
+			if shared {
+				_, at := storetest.Miniredis(t)
+				o.Index = openIndex(t, at, time.Minute)
+			}
+			f := start(t, o)
+			for i := range 3 {
+				w := kvcache.WorkerRank{Worker: fmt.Sprint("w", i)}
+				if !shared {
+					defer f.inFlight.Add(inflight.Place{Tenant: "default", WorkerRank: w}, choose.Load{Requests: 1}).Release()
+					continue
+				}
+				a := store.Ask{ID: w.Worker, Lease: time.Minute, BlockSize: 16, Candidates: []store.Candidate{{WorkerRank: w}}}
+				if _, err := o.Index.Select(t.Context(), llama, a); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 20 {
+				res, text := f.post("/select", `{"model_name":"llama","token_ids":[1,2,3]}`)
+				if res.StatusCode != 200 || decode(t, text)["worker_id"] != "w3" {
+					t.Fatalf("%d %s", res.StatusCode, text)
+				}
+			}
+			res, text := f.post(completions, body)
+			if res.StatusCode != 200 || res.Header.Get(headerWorker) != "w3" {
+				t.Errorf("%d %s, headers %v", res.StatusCode, text, res.Header)
+			}
+		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -45,7 +44,9 @@ const (
 	idsPerCall    = 1000           // of one run of lease.lua
 	reapedPerCall = 64             // ended leases that one run of a script frees
 	maxWeight     = 1e9            //
-	maxSession    = 1 << 40        // ms
+	MaxSlack      = 1e15           // of a session
+	MaxSessionTTL = 1e12 * time.Millisecond
+	MaxBusy       = 1_000_000_000 // of a threshold
 )
 
 // Ask is one request that wants a worker.
@@ -149,9 +150,9 @@ func (a *Ask) validate() error {
 		return errors.New("the block size is 1 to 1000000 tokens")
 	case !within(a.PromptTokens, maxTokens) || !within(a.DecodeBlocks, maxTokens):
 		return errors.New("tokens and blocks are 0 to 1e9")
-	case !within(a.Busy.Requests, maxTokens) || !within(a.Busy.PrefillTokens, math.MaxInt32*1000) || !within(a.Busy.DecodeBlocks, math.MaxInt32*1000):
+	case !within(a.Busy.Requests, MaxBusy) || !within(a.Busy.PrefillTokens, MaxBusy) || !within(a.Busy.DecodeBlocks, MaxBusy):
 		return errors.New("a busy threshold is negative or too large")
-	case a.SessionTTL < 0 || a.SessionTTL.Milliseconds() > maxSession || !number(a.SessionSlack, 1e15):
+	case a.SessionTTL < 0 || a.SessionTTL > MaxSessionTTL || !number(a.SessionSlack, MaxSlack):
 		return errors.New("a session's TTL and slack are not negative")
 	}
 	for _, w := range [...]float64{a.Weights.PrefillScale, a.Weights.Miss, a.Weights.Decode, a.Weights.Request, a.Weights.Temperature} {

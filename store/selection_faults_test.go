@@ -189,7 +189,7 @@ func testDamagedLoads(t *testing.T, url string) {
 		t.Errorf("select: %v", err)
 	}
 	loads(t, s, loadMap{rank("a", 0): {Requests: 1, PrefillTokens: 160, DecodeBlocks: 10}}) // made again from the leases
-	raw.Del(t.Context(), tag+":load") // lost: a release never makes it negative
+	raw.Del(t.Context(), tag+":load")                                                       // lost: a release never makes it negative
 	if ok, err := s.Release(t.Context(), testPool, "r"); !did(t, ok, err) {
 		t.Error("not released")
 	}

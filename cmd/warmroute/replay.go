@@ -36,7 +36,7 @@ type replayCmd struct {
 	Request      float64 `default:"${request}" placeholder:"X" help:"Cost: weight of a request under way, in blocks (default ${default})." env:"-"`
 	Temperature  float64 `default:"0" placeholder:"X" help:"Cost: above 0 the choice is a lottery (default ${default})." env:"-"`
 
-	Sessions     bool `help:"Name the conversations of the trace, as x-session-id does." env:"-"`
+	Sessions     bool `help:"Name the conversations of the trace, as x-session-id does; not with --real-time." env:"-"`
 	SessionSlack int  `default:"8192" zero:"" placeholder:"TOKENS" help:"With --sessions: prompt tokens by which a session's worker may have a longer queue than the cheapest before the session moves (default ${default})." env:"-"`
 
 	State    string  `default:"memory" enum:"memory,redis" placeholder:"WHERE" help:"Where index and loads are: memory, or redis = the real store on a redis-server of its own (default ${default})." env:"-"`
@@ -183,6 +183,7 @@ func (c replayCmd) settings() map[string]any {
 		"workers": c.Workers, "cache_blocks": c.CacheBlocks, "prefill_rate": c.PrefillRate, "token_seconds": c.TokenTime.Seconds(),
 		"decode_cost": c.DecodeCost, "load": c.Load, "predict": c.Predict, "state": c.State, "seed": c.Seed,
 		"prefill_scale": c.PrefillScale, "miss": c.Miss, "decode": c.Decode, "request": c.Request, "temperature": c.Temperature,
+		"sessions": c.Sessions, "session_slack": c.SessionSlack,
 	}
 }
 

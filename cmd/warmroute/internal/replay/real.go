@@ -42,6 +42,9 @@ func RunReal(ctx context.Context, o Options, speed float64, logger *slog.Logger)
 	if o.Policy == LongestPrefix {
 		return nil, fmt.Errorf("frontends have no policy %s: it is a trap", LongestPrefix)
 	}
+	if o.Sessions {
+		return nil, errors.New("sessions are named in virtual time only")
+	}
 	if longest := longestPrompt(o.Trace); longest > o.CacheBlocks*BlockTokens {
 		return nil, fmt.Errorf("a prompt and its answer have %d tokens: more than a cache of %d blocks holds", longest, o.CacheBlocks)
 	}

@@ -50,6 +50,7 @@ func TestRealTimeRefuses(t *testing.T) {
 		want   string
 	}{
 		"a trap":               {func(o *Options) { o.Policy = LongestPrefix }, 1, "trap"},
+		"sessions":             {func(o *Options) { o.Sessions = true }, 1, "virtual time only"},
 		"no speed":             {func(*Options) {}, 0, "speed"},
 		"a prompt too long":    {func(o *Options) { o.CacheBlocks = 2 }, 1, "more than a cache of 2 blocks holds"},
 		"what is wrong anyway": {func(o *Options) { o.Rate = 0 }, 1, "rate"},
