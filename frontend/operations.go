@@ -59,12 +59,12 @@ func (f *Frontend) ready(c *gin.Context) {
 	switch {
 	case f.draining.Load():
 		status, code = "draining", http.StatusServiceUnavailable
-	case s.Healthy() == 0:
+	case s.Taking() == 0:
 		status, code = "no worker", http.StatusServiceUnavailable
 	}
 	c.JSON(code, gin.H{
 		"status": status, "degraded": index.State == kvcache.Degraded || index.State == kvcache.Partial, "index": index,
-		"workers": s.Healthy(), "sources": sources, "components": list,
+		"workers": s.Taking(), "sources": sources, "components": list,
 	})
 }
 

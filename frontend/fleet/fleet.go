@@ -133,6 +133,8 @@ type Fleet struct {
 	updated  time.Time     // newest update of any stream that the catalog lists
 	changed  chan struct{} // closed when the next snapshot is there
 
+	strained bool // said that workers that are late take requests
+
 	// The catalog's loop alone uses these.
 	saved  string // what the file holds
 	saving Status
@@ -162,6 +164,7 @@ type health struct {
 	state State
 	cause string    // why it is not healthy
 	since time.Time // of the last change of state
+	late  bool      // it is unhealthy for want of an answer in time, and for nothing else
 }
 
 // New makes a Fleet. It does no I/O.

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -140,6 +143,57 @@ func TestHealthFollowsTheWorker(t *testing.T) {
 	f.Refresh(t.Context())
 	if f.Snapshot().Healthy() != 0 {
 		t.Error("a worker that refuses connections counts as healthy")
+	}
+}
+
+// outcomes answers for the named hosts as if they were late, or refused connections.
+type outcomes map[string]error
+
+func (o outcomes) RoundTrip(r *http.Request) (*http.Response, error) {
+	if err := o[r.URL.Host]; err != nil {
+		return nil, err
+	}
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// Where health checks of all workers of a model are late, this process or the network may be what is slow: they get the requests all the
+// same. One that is late beside healthy ones gets none, nor does one that refuses, drains or answers with an error.
+func TestAllWorkersAreLate(t *testing.T) {
+	e1, e2 := newEngine(t, llama), newEngine(t, llama)
+	host := func(e *engine) string { return strings.TrimPrefix(e.URL, "http://") }
+	says := outcomes{}
+	var log strings.Builder
+	f := newFleet(t, Options{
+		Workers: []Worker{{ID: "w1", URL: e1.URL}, {ID: "w2", URL: e2.URL}}, Transport: says, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	for i, step := range []struct {
+		w1, w2 error
+		sick   int // status of w2's /health
+		want   []string
+		lines  int // that say so
+	}{
+		{nil, nil, 200, []string{"w1", "w2"}, 0},
+		{os.ErrDeadlineExceeded, nil, 200, []string{"w2"}, 0},
+		{os.ErrDeadlineExceeded, context.DeadlineExceeded, 200, []string{"w1", "w2"}, 1},
+		{os.ErrDeadlineExceeded, context.DeadlineExceeded, 200, []string{"w1", "w2"}, 1},
+		{os.ErrDeadlineExceeded, syscall.ECONNREFUSED, 200, []string{"w1"}, 1},
+		{os.ErrDeadlineExceeded, nil, 503, []string{"w1"}, 1},
+		{syscall.ECONNREFUSED, nil, 500, nil, 1},
+		{nil, nil, 200, []string{"w1", "w2"}, 1},
+		{nil, os.ErrDeadlineExceeded, 200, []string{"w1"}, 1},
+		{os.ErrDeadlineExceeded, os.ErrDeadlineExceeded, 200, []string{"w1", "w2"}, 2},
+	} {
+		says[host(e1)], says[host(e2)] = step.w1, step.w2
+		e2.health.Store(int32(step.sick))
+		f.Refresh(t.Context())
+		s := f.Snapshot()
+		target, ok := s.Target("", "llama")
+		if !ok || !slices.Equal(ids(target.Nodes), step.want) || s.Taking() != len(step.want) {
+			t.Errorf("step %d: %v take requests, %d in all, want %v", i, ids(target.Nodes), s.Taking(), step.want)
+		}
+		if got := strings.Count(log.String(), "requests go to them all the same"); got != step.lines {
+			t.Errorf("step %d: said %d times, want %d", i, got, step.lines)
+		}
 	}
 }
 

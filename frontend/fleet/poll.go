@@ -96,7 +96,7 @@ func (f *Fleet) poll(ctx context.Context, k Key) {
 	} else {
 		s.unanswered = 0
 	}
-	changed := !s.tried || is != s.state || cause != s.cause || is == Healthy && !slices.Equal(models, s.models)
+	changed := !s.tried || is != s.state || isLate(err) != s.late || cause != s.cause || is == Healthy && !slices.Equal(models, s.models)
 	if !changed {
 		return
 	}
@@ -108,7 +108,7 @@ func (f *Fleet) poll(ctx context.Context, k Key) {
 			f.o.Logger.Warn("worker down", "worker", k.String(), "url", base, "state", is.String(), "cause", cause)
 		}
 	}
-	s.state, s.cause, s.tried = is, cause, true
+	s.state, s.cause, s.late, s.tried = is, cause, isLate(err), true
 	if is == Healthy {
 		s.models, s.polled = models, true
 	}
@@ -169,6 +169,12 @@ func Cause(err error) string {
 		return err.Error()
 	}
 	return "what it answers is no HTTP"
+}
+
+// isLate says whether an error is one of time: a worker that is gone, and one that is slow, look the same then.
+func isLate(err error) bool {
+	var network net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network) && network.Timeout()
 }
 
 // unreachableError is a request without an answer.

@@ -183,7 +183,16 @@ func (f *Fleet) announce(added, gone []Key) {
 // publish makes a new snapshot; f.mu is held, or nobody knows f yet.
 func (f *Fleet) publish() {
 	next := make(chan struct{})
-	f.snap.Store(newSnapshot(f, next))
+	s := newSnapshot(f, next)
+	f.snap.Store(s)
+	if s.strained != f.strained {
+		if f.strained = s.strained; s.strained {
+			f.o.Logger.Warn("no worker of a model answers health checks in time, requests go to them all the same: this process or the network may be slow",
+				"healthy", s.Healthy(), "taking", s.Taking())
+		} else {
+			f.o.Logger.Info("every model has a healthy worker again, or none that is late")
+		}
+	}
 	close(f.changed)
 	f.changed = next
 }

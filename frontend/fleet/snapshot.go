@@ -26,7 +26,8 @@ type Node struct {
 type Target struct {
 	Pool kvcache.PoolID
 	LoRA string // the adapter; "" for the base model
-	// Nodes are the workers that serve the model and take requests, by id.
+	// Nodes are the workers that serve the model and take requests, by id: the healthy ones. Where there is none, those whose health is
+	// late: it is likelier that this process or the network is slow than that all of them are gone.
 	Nodes []*Node
 	// MaxLen is the longest prompt that a worker of the model takes, in tokens; 0 where unknown.
 	MaxLen int
@@ -41,15 +42,19 @@ type Snapshot struct {
 	catalog Status
 	names   map[string]Status
 	updated time.Time
-	counts  [3]int // of nodes, by State
-	known   bool
-	next    <-chan struct{}
+	counts  [3]int                     // of nodes, by State
+	taking  int                        // nodes that are in any target
+	late    map[kvcache.PoolID][]*Node // by model name: nodes whose health is late
+
+	strained bool // late nodes take requests
+	known    bool
+	next     <-chan struct{}
 }
 
 // newSnapshot copies what f knows; f.mu is held.
 func newSnapshot(f *Fleet, next <-chan struct{}) *Snapshot {
 	s := &Snapshot{
-		targets: map[kvcache.PoolID]Target{}, models: map[string][]Model{}, pools: maps.Clone(f.pools),
+		targets: map[kvcache.PoolID]Target{}, late: map[kvcache.PoolID][]*Node{}, models: map[string][]Model{}, pools: maps.Clone(f.pools),
 		catalog: f.catalog, names: map[string]Status{}, updated: f.updated, next: next,
 	}
 	for name, r := range f.resolved {
@@ -70,11 +75,28 @@ func newSnapshot(f *Fleet, next <-chan struct{}) *Snapshot {
 		s.counts[n.State]++
 		bases := s.bases(n)
 		for _, m := range n.Models {
-			s.add(n, m, bases)
+			s.add(n, m, bases, w.late && !w.unregistered)
 		}
 	}
+	s.strain()
 	s.known = answered && tried
 	return s
+}
+
+// strain gives the requests for models without a healthy worker to those that are late.
+func (s *Snapshot) strain() {
+	taking := map[*Node]bool{}
+	for name, t := range s.targets {
+		if len(t.Nodes) == 0 {
+			t.Nodes = s.late[name]
+			s.targets[name] = t
+			s.strained = s.strained || len(t.Nodes) > 0
+		}
+		for _, n := range t.Nodes {
+			taking[n] = true
+		}
+	}
+	s.taking = len(taking)
 }
 
 // bases maps each name that a worker serves a base model under to the one that names its pool: of names with
@@ -98,7 +120,7 @@ func (s *Snapshot) bases(n *Node) map[string]string {
 	return out
 }
 
-func (s *Snapshot) add(n *Node, m Model, bases map[string]string) {
+func (s *Snapshot) add(n *Node, m Model, bases map[string]string, late bool) {
 	name := kvcache.PoolID{Tenant: n.Tenant, Model: m.ID}
 	t, seen := s.targets[name]
 	if !seen {
@@ -108,8 +130,11 @@ func (s *Snapshot) add(n *Node, m Model, bases map[string]string) {
 		}
 		s.models[n.Tenant] = append(s.models[n.Tenant], m)
 	}
-	if n.State == Healthy {
+	switch {
+	case n.State == Healthy:
 		t.Nodes = append(t.Nodes, n)
+	case late:
+		s.late[name] = append(s.late[name], n)
 	}
 	t.MaxLen = max(t.MaxLen, m.MaxModelLen)
 	s.targets[name] = t
@@ -171,8 +196,11 @@ func (s *Snapshot) HasID(id string) bool {
 	return ok
 }
 
-// Healthy is how many workers take requests.
+// Healthy is how many workers answer as they should.
 func (s *Snapshot) Healthy() int { return s.counts[Healthy] }
+
+// Taking is how many workers take requests: the healthy ones, and late ones that serve a model that no healthy one does.
+func (s *Snapshot) Taking() int { return s.taking }
 
 // Count is how many workers are in a state.
 func (s *Snapshot) Count(st State) int { return s.counts[st] }

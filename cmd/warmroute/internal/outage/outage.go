@@ -48,8 +48,8 @@ type Options struct {
 	Progress func(part string, done, total int)
 }
 
-// recoveryTime is how long a run waits for the frontends to route by the index again.
-const recoveryTime = 15 * time.Second
+// recoveryTime is how long a run waits for the frontends to route by the index again, and for the index to equal the engines' caches.
+const recoveryTime = time.Minute
 
 // engine carries the rate on two cores: what is measured is the way to the engine.
 var engine = sim.Options{Blocks: 1400, MaxModelLen: 8192, PrefillPerToken: 5 * time.Microsecond, DecodePerToken: 500 * time.Microsecond}
@@ -162,7 +162,7 @@ func (p *play) run(ctx context.Context, r *Report) error {
 	r.ProbersMax, r.ProbersTooMany = probers.stop()
 	stage.LogFailures(p.o.Logger, p.o.Fault, outcomes)
 
-	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
+	bounded, cancel := context.WithTimeout(ctx, recoveryTime)
 	defer cancel()
 	var differs error
 	err := stage.Poll(bounded, "the index to equal the engines' caches", func() (bool, error) {

@@ -29,7 +29,7 @@ func TestFaults(t *testing.T) {
 			o := Options{
 				Fault: name, Warm: 800 * time.Millisecond, Away: time.Second, After: 300 * time.Millisecond, Rate: 50,
 				LookupBudget: 250 * time.Millisecond, // so that a busy machine is not taken for a fault
-				Logger:       slog.New(slog.DiscardHandler),
+				Logger:       slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError})),
 			}
 			if name == poolFault || name == hangUpFault {
 				o.LookupBudget = 3 * time.Second // here the links must not go down, and a busy machine must not be why
