@@ -3,6 +3,9 @@ package contracts
 import (
 	"fmt"
 	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -333,6 +336,49 @@ func TestNetworkPoliciesLetThroughWhatIsNeeded(t *testing.T) {
 	}
 	if got := c.selected(redis.Ingress[0].From[0]); !slices.Equal(got, []string{"warmroute-frontend", "warmroute-indexer"}) {
 		t.Errorf("Redis is open to %v", got)
+	}
+}
+
+// An overlay with the component for traces opens the collector's port to frontends alone, and tells them where it is.
+func TestComponentForTraces(t *testing.T) {
+	overlay := t.TempDir()
+	home, err := filepath.Abs("../../deploy/kubernetes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	up, err := filepath.Rel(overlay, home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	down, err := filepath.Rel(home, overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := "namespace: warmroute\nresources: [" + up + "/overlays/external-redis]\ncomponents: [" + up + "/components/traces]\n"
+	if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := build(t, down)
+	p := c.policies["warmroute-traces"]
+	if p == nil {
+		t.Fatal("there is no policy")
+	}
+	if got := c.matching(p.Spec.PodSelector.MatchLabels); !slices.Equal(got, []string{"warmroute-frontend"}) {
+		t.Errorf("the policy is of the pods of %v", got)
+	}
+	at := ""
+	for _, e := range c.deployments["warmroute-frontend"].Spec.Template.Spec.Containers[0].Env {
+		if e.Name == "WARMROUTE_OTLP_ENDPOINT" {
+			at = e.Value
+		}
+	}
+	u, err := url.Parse(at)
+	if err != nil || u.Port() == "" {
+		t.Fatalf("frontends send traces to %q", at)
+	}
+	open := slices.ContainsFunc(p.Spec.Egress[0].Ports, func(o networking.NetworkPolicyPort) bool { return o.Port.String() == u.Port() })
+	if !open || len(p.Spec.Ingress) != 0 || len(p.Spec.Egress[0].To) != 1 {
+		t.Errorf("the way to %s is closed, or others are open: %+v", at, p.Spec)
 	}
 }
 
