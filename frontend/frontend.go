@@ -87,7 +87,10 @@ func New(o Options) (*Frontend, error) {
 		cache: newTokenCache(o.TokenizeCacheBytes), paused: map[string]time.Time{},
 	}
 	f.inFlight = inflight.New(f.metrics.inFlight, func(id string) bool { return f.fleet.Snapshot().HasID(id) })
-	f.breakers = breaker.New(breaker.Options[fleet.Key]{Failures: o.BreakerFailures, Pause: o.BreakerPause, Changed: f.breakerChanged})
+	f.breakers = breaker.New(breaker.Options[fleet.Key]{
+		Failures: o.BreakerFailures, Pause: o.BreakerPause, Changed: f.breakerChanged,
+		Known: func(k fleet.Key) bool { return f.fleet.Snapshot().Node(k) != nil },
+	})
 	if o.Index != nil {
 		f.keeper = reserve.New(reserve.Options{
 			Leases: o.Index, Lease: o.LoadLease, Registerer: o.Registerer,

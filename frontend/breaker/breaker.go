@@ -20,6 +20,8 @@ type Options[K comparable] struct {
 	// Pause is how long a breaker is open before the first trial. It doubles with each trial that fails,
 	// up to MaxPause. Defaults 5 s and 1 min.
 	Pause, MaxPause time.Duration
+	// Known, if set, tells whether a worker is still there. What is reported of others, by requests that outlive them, is not kept.
+	Known func(k K) bool
 	// Changed, if set, is called when a breaker opens and when it closes.
 	Changed func(k K, open bool)
 }
@@ -62,6 +64,9 @@ func New[K comparable](o Options[K]) *Set[K] {
 	}
 	if o.MaxPause <= 0 {
 		o.MaxPause = time.Minute
+	}
+	if o.Known == nil {
+		o.Known = func(K) bool { return true }
 	}
 	if o.Changed == nil {
 		o.Changed = func(K, bool) {}
@@ -131,7 +136,7 @@ func (s *Set[K]) Report(k K, o Outcome) {
 	s.mu.Lock()
 	b := s.state[k]
 	if b == nil {
-		if o != Failure {
+		if o != Failure || !s.o.Known(k) {
 			s.mu.Unlock()
 			return
 		}

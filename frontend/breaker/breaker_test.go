@@ -132,6 +132,14 @@ func TestForget(t *testing.T) {
 	if s.Open("a") || s.Barred([]string{"a", "b"}) != nil || len(s.state) != 0 {
 		t.Error("not forgotten")
 	}
+	here := true
+	s = New(Options[string]{Known: func(string) bool { return here }})
+	fail(s, "a", 2)
+	s.Forget("a")
+	here = false // its last streams break
+	if fail(s, "a", 5); len(s.state) != 0 || s.Open("a") || s.opened.Load() != 0 {
+		t.Errorf("%d breakers are kept of a worker that left", len(s.state))
+	}
 	never := New(Options[string]{Failures: -1})
 	fail(never, "a", 100)
 	if never.Open("a") {
