@@ -149,6 +149,18 @@ func TestHeadersThatHide(t *testing.T) {
 			t.Fatalf("status %d of %q", s, say)
 		}
 	}
+	// Nor may a client take the request's id away, by the header that names others for the next hop alone, or bring a second one.
+	c := f.raw(t, begin+"Connection: X-Request-Id\r\nX-Request-Id: one\r\nX-Request-Id: two\r\nContent-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"+body)
+	res, err := http.ReadResponse(c.in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id := res.Header.Values("X-Request-Id"); !slices.Equal(id, []string{"one"}) {
+		t.Errorf("the answer has the ids %q", id)
+	}
+	if id := e.requests[2].Header.Values("X-Request-Id"); !slices.Equal(id, []string{"one"}) {
+		t.Errorf("the worker got the ids %q", id)
+	}
 	for i, r := range e.requests {
 		if a := r.Header.Values("Authorization"); a != nil {
 			t.Errorf("request %d: the worker got %q", i, a)

@@ -56,6 +56,8 @@ func (f *Frontend) newProxy() *httputil.ReverseProxy {
 			if token := f.o.WorkerToken(); token != "" {
 				r.Out.Header.Set("Authorization", "Bearer "+token)
 			}
+			// Also where the client names it in its header Connection.
+			r.Out.Header.Set(headerRequestID, r.In.Header.Get(headerRequestID))
 			r.SetXForwarded()
 			// The body is known by now. What a client sends after it are headers that nobody has looked at.
 			r.Out.TransferEncoding, r.Out.Trailer = nil, nil
