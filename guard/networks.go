@@ -158,6 +158,10 @@ func (n *Networks) check(ctx context.Context, network, host string) error {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return n.address(host, a)
 	}
+	// Some resolvers take 2130706433, or 127.1, for an address.
+	if !isHost(host) {
+		return fmt.Errorf("%q is neither an address nor the name of a host", host)
+	}
 	if n.bounded && len(n.prefixes) == 0 && !n.named(host) {
 		return &AddressError{Host: host}
 	}

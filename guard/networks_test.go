@@ -125,6 +125,20 @@ func TestNamesAreJudgedByTheirAddresses(t *testing.T) {
 	}
 }
 
+// What only some resolvers take for a host is none, however it ends.
+func TestHostsThatAreNone(t *testing.T) {
+	n := networks(t, "10.0.0.0/8", ".example.com")
+	n.lookup = func(_ context.Context, _, host string) ([]netip.Addr, error) {
+		t.Errorf("%q is looked up", host)
+		return nil, nil
+	}
+	for _, host := range []string{"", "0", "2130706433", "0177.0.0.1", "127.1", "127.0.0.1.", "127.0.0.1#.example.com", "10.0.0.1@127.0.0.1", "x\x00.example.com", "eth0;10.0.0.1", "１２７.0.0.1", "a..example.com", "10.0.0.1 "} {
+		if err := n.Check(t.Context(), "tcp", host); err == nil || !strings.Contains(err.Error(), "neither an address nor the name of a host") {
+			t.Errorf("%q: %v", host, err)
+		}
+	}
+}
+
 func TestWorkerURL(t *testing.T) {
 	for raw, want := range map[string]string{
 		"http://w:8000": "", "https://[fd00::1]/base": "", "http://w": "",

@@ -57,13 +57,8 @@ func (ix *Indexer) handler() http.Handler {
 
 // fail answers in OpenAI's error shape.
 func fail(c *gin.Context, status int, code, message string) {
-	kind := "invalid_request_error"
-	switch {
-	case status == http.StatusUnauthorized:
-		kind = "authentication_error"
-	case status == http.StatusForbidden:
-		kind = "permission_error"
-	case status >= 500:
+	kind := "invalid_request_error" // as OpenAI says of keys too
+	if status >= 500 {
 		kind = "server_error"
 	}
 	c.AbortWithStatusJSON(status, gin.H{"error": gin.H{"message": message, "type": kind, "code": code}})
@@ -150,10 +145,15 @@ func uncrowded(c *gin.Context) {
 
 // body reads a JSON object. It answers and returns false where there is none.
 func body(c *gin.Context, v any) bool {
-	b, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
+	var b []byte
+	var err error
+	if c.Request.ContentLength <= maxBody { // else nobody need wait for it
+		b, err = io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
+	}
 	var tooLarge *http.MaxBytesError
 	switch {
-	case errors.As(err, &tooLarge):
+	case c.Request.ContentLength > maxBody || errors.As(err, &tooLarge):
+		c.Header("Connection", "close")
 		fail(c, http.StatusRequestEntityTooLarge, "too_large", fmt.Sprintf("the body is larger than %d bytes", maxBody))
 		return false
 	case err != nil:

@@ -73,7 +73,7 @@ func TestEveryRouteAsksForItsToken(t *testing.T) {
 					if want != 0 && code != want || want == 0 && (code == 401 || code == 403) {
 						t.Errorf("%s %s with %q: %d, want %d: %v", route.Method, route.Path, token, code, want, v)
 					}
-					if e, ok := v["error"].(map[string]any); want == 401 && (!ok || e["code"] != "invalid_api_key") || want == 403 && (!ok || e["code"] != "insufficient_scope") {
+					if e, ok := v["error"].(map[string]any); want != 0 && (!ok || e["type"] != "invalid_request_error") || want == 401 && (!ok || e["code"] != "invalid_api_key") || want == 403 && (!ok || e["code"] != "insufficient_scope") {
 						t.Errorf("%s %s with %q: %v", route.Method, route.Path, token, v)
 					}
 				}
@@ -333,6 +333,26 @@ func TestTooManyConnections(t *testing.T) {
 		if code, v := request(t, ix, "GET", path, ""); code != want {
 			t.Errorf("%s: %d %v, want %d", path, code, v, want)
 		}
+	}
+}
+
+// A body that is announced as too large is not waited for.
+func TestAnnouncedBodyTooLarge(t *testing.T) {
+	ix := newIndexer(t, Options{Store: newStore(t)})
+	start(t, ix)
+	for _, path := range []string{"/register", "/unregister", "/events"} {
+		c, err := net.Dial("tcp", ix.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{", path, maxBody+1); err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewReader(c)
+		if res, err := http.ReadResponse(in, nil); err != nil || res.StatusCode != http.StatusRequestEntityTooLarge || !res.Close {
+			t.Errorf("%s: %v, %v", path, res, err)
+		}
+		_ = c.Close()
 	}
 }
 
