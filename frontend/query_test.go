@@ -193,6 +193,18 @@ func TestSelect(t *testing.T) {
 	if _, text := ask(`,"pinned_worker":{"worker_id":"w1","dp_rank":1},"pinned_worker":{"worker_id":"w2"}`); decode(t, text)["worker_id"] != "w2" {
 		t.Errorf("the last pin does not count: %s", text)
 	}
+	if res, text := ask(`,"router_config_override":{"router_temperature":-1},"router_config_override":{}`); res.StatusCode != 200 {
+		t.Errorf("the last override does not count: %s", text)
+	}
+	res, text = ask(`,"pinned_worker":"w1","allowed_worker_ids":["w2"]`)
+	wantError(t, res, text, 400, "worker_not_found")
+	res, text = ask(`,"allowed_worker_ids":["w7",8,""]`)
+	if wantError(t, res, text, 503, "no_workers"); !strings.Contains(text, "none of the allowed workers is known") {
+		t.Error(text)
+	}
+	if _, text := ask(`,"allowed_worker_ids":[` + strings.Repeat(`"w2","w9",`, 50_000) + `"w2"]`); decode(t, text)["worker_id"] != "w2" {
+		t.Errorf("a long list: %s", text)
+	}
 	res, text = f.post("/select", `{"model_name":"unheard of","token_ids":[1]}`)
 	wantError(t, res, text, 404, "model_not_found")
 	f.wantIdle() // nothing is reserved
