@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -68,5 +69,34 @@ func testLostKeysOfLeases(t *testing.T, url string) {
 				t.Errorf("%d keys are left", left)
 			}
 		})
+	}
+}
+
+// testManyLostLeases: as many as take several calls inside the script.
+func testManyLostLeases(t *testing.T, url string) {
+	const n = 1201
+	raw, tag := client(t, url), "wr:1:{default:llama %7B3%7D%231}:"
+	s := open(t, url)
+	for i := range n {
+		selects(t, s, asking(fmt.Sprint("r", i), 0))
+	}
+	full := loadMap{rank("a", 0): {Requests: n, PrefillTokens: 160 * n, DecodeBlocks: 10 * n}}
+	if err := raw.Del(t.Context(), tag+"load", tag+"deadlines").Err(); err != nil {
+		t.Fatal(err)
+	}
+	loads(t, s, full)
+	if differ := sumsDiffer(t, raw, tag[:len(tag)-1]); differ != "" {
+		t.Fatal(differ)
+	}
+	if err := raw.HDel(t.Context(), tag+"leases", "r5", "r1200").Err(); err != nil {
+		t.Fatal(err)
+	}
+	loads(t, s, loadMap{rank("a", 0): {Requests: n - 2, PrefillTokens: 160 * (n - 2), DecodeBlocks: 10 * (n - 2)}})
+	if err := raw.Del(t.Context(), tag+"leases").Err(); err != nil {
+		t.Fatal(err)
+	}
+	loads(t, s, loadMap{})
+	if left := raw.Exists(t.Context(), tag+"load", tag+"leases", tag+"deadlines").Val(); left != 0 {
+		t.Errorf("%d keys are left", left)
 	}
 }

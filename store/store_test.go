@@ -63,6 +63,7 @@ func conform(t *testing.T, url string) {
 		{"ScriptFlush", testScriptFlush},
 		{"LifeOfALease", testLifeOfALease},
 		{"LostKeysOfLeases", testLostKeysOfLeases},
+		{"ManyLostLeases", testManyLostLeases},
 		{"TheSameIDReservesOnce", testTheSameIDReservesOnce},
 		{"Busy", testBusy},
 		{"Session", testSession},
