@@ -158,7 +158,7 @@ func (f *Frontend) place(ctx context.Context, w *want, list []candidate, take fu
 	case PolicyKV:
 		p.costed = true
 	case PolicyPowerOfTwo:
-		p.list = twoOf(list)
+		p.list = f.twoOf(w, list)
 		fallthrough
 	case PolicyLeastLoaded:
 		weights, p.costed = choose.LeastRequests, true

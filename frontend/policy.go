@@ -1,7 +1,9 @@
 package frontend
 
 import (
+	"cmp"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 
 	"github.com/warmroute/warmroute/frontend/choose"
@@ -138,10 +140,19 @@ func (r *roundRobin) pick(list []kvcache.WorkerRank, _ []int) (int, string) {
 	return int((r.next.Add(1) - 1) % uint64(len(list))), reasonPolicy
 }
 
-// twoOf is two of the candidates at random, or all if there are no more.
-func twoOf(list []candidate) []candidate {
+// twoOf is two of the candidates at random, or all if there are no more. For a session they are always the same two, or it could
+// not stay where it is.
+func (f *Frontend) twoOf(w *want, list []candidate) []candidate {
 	if len(list) <= 2 {
 		return list
+	}
+	if w.session != "" && f.o.SessionTTL > 0 {
+		key := w.conversation().key
+		list = slices.Clone(list)
+		slices.SortFunc(list, func(a, b candidate) int {
+			return cmp.Compare(choose.Rendezvous(key, b.WorkerRank), choose.Rendezvous(key, a.WorkerRank))
+		})
+		return list[:2]
 	}
 	a := rand.IntN(len(list))
 	b := (a + 1 + rand.IntN(len(list)-1)) % len(list)

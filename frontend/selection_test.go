@@ -189,3 +189,32 @@ func TestTwoBusyOnesOfMany(t *testing.T) {
 		})
 	}
 }
+
+// A session stays where it is under power-of-two as well, and sessions are spread over all workers.
+func TestSessionsUnderPowerOfTwo(t *testing.T) {
+	_, at := storetest.Miniredis(t)
+	var workers []Worker
+	for i := range 6 {
+		workers = append(workers, newEngine(t, fmt.Sprint("w", i)).worker())
+	}
+	f := start(t, Options{Index: openIndex(t, at, time.Minute), Workers: workers, Policy: PolicyPowerOfTwo})
+	homes := map[string]bool{}
+	for session := range 30 {
+		home := ""
+		for i := range 3 { // within the slack of 4 requests
+			res, text := f.post("/select_and_reserve", fmt.Sprintf(`{"model_name":"llama","token_ids":[1,2,3],"session_id":"s%d"}`, session))
+			if res.StatusCode != 200 {
+				t.Fatal(text)
+			}
+			w := decode(t, text)["worker_id"].(string)
+			if i > 0 && w != home {
+				t.Fatalf("session %d moves from %s to %s", session, home, w)
+			}
+			home = w
+		}
+		homes[home] = true
+	}
+	if len(homes) != 6 {
+		t.Errorf("30 sessions are at %v", homes)
+	}
+}
