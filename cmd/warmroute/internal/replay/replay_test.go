@@ -6,6 +6,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -253,13 +254,20 @@ func TestBadTraces(t *testing.T) {
 
 func TestBadOptions(t *testing.T) {
 	for name, change := range map[string]func(*Options){
-		"no trace":   func(o *Options) { o.Trace = nil },
-		"policy":     func(o *Options) { o.Policy = "best" },
-		"state":      func(o *Options) { o.State = "disk" },
-		"workers":    func(o *Options) { o.Workers = 0 },
-		"cache":      func(o *Options) { o.CacheBlocks = 0 },
-		"rate":       func(o *Options) { o.Rate = 0 },
-		"load":       func(o *Options) { o.Load = -1 },
+		"no trace": func(o *Options) { o.Trace = nil },
+		"policy":   func(o *Options) { o.Policy = "best" },
+		"state":    func(o *Options) { o.State = "disk" },
+		"workers":  func(o *Options) { o.Workers = 0 },
+		"cache":    func(o *Options) { o.CacheBlocks = 0 },
+		"rate":     func(o *Options) { o.Rate = 0 },
+		"load":     func(o *Options) { o.Load = -1 },
+		"no end":   func(o *Options) { o.Rate = 1e-300 },
+		"no load": func(o *Options) {
+			o.Load = 1e-300
+			o.Trace = append(o.Trace, Request{At: 1, Input: 1, Blocks: []uint64{1}})
+		},
+		"no time":    func(o *Options) { o.Load = math.Inf(1) },
+		"long token": func(o *Options) { o.TokenTime = math.MaxInt64; o.Trace[0].Output = 2 },
 		"frontends":  func(o *Options) { o.Frontends = 0 },
 		"weight":     func(o *Options) { o.Weights.Miss = -1 },
 		"decode":     func(o *Options) { o.DecodeCost = -1 },

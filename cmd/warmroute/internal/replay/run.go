@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -68,8 +69,23 @@ func (o *Options) check() error {
 		return fmt.Errorf("a session's slack is not negative")
 	case !(o.Rate > 0) || !(o.Load > 0) || o.TokenTime < 0 || !(o.DecodeCost >= 0):
 		return fmt.Errorf("rate and load are above 0, the time of a token is not negative")
+	case math.IsInf(o.Rate, 1) || math.IsInf(o.Load, 1) || math.IsInf(o.DecodeCost, 1):
+		return fmt.Errorf("rate, load and the cost of decoding are finite")
+	case o.longest() > 1e9:
+		return fmt.Errorf("at this rate and load the replay would take more than 30 years")
 	}
 	return o.Weights.Validate()
+}
+
+// longest is how many seconds the replay takes where one worker computes everything, and decodes everything meanwhile.
+func (o *Options) longest() float64 {
+	blocks, answer := 0, 0
+	for i := range o.Trace {
+		blocks += len(o.Trace[i].Blocks)
+		answer = max(answer, o.Trace[i].Output)
+	}
+	computing := float64(blocks) / o.Rate * (1 + o.DecodeCost*float64(len(o.Trace)))
+	return o.Trace[len(o.Trace)-1].At.Seconds()/o.Load + computing + float64(answer)*o.TokenTime.Seconds()
 }
 
 // kind is what happens at an event.
