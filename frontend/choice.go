@@ -134,6 +134,7 @@ type placed struct {
 	shared bool          // loads are those of all frontends
 	held   bool          // reserved in Redis
 	costed bool          // the cost decided
+	busy   choose.Load   // the thresholds
 }
 
 func (p *placed) chosen() *candidate { return &p.list[p.index] }
@@ -151,7 +152,7 @@ func (w *want) adds(c *candidate) choose.Load {
 // chooses by the loads that all frontends share and reserves; without an answer in time, this frontend's own loads
 // decide. take counts the request there in the same step; it may be nil.
 func (f *Frontend) place(ctx context.Context, w *want, list []candidate, take func(list []candidate, places []inflight.Place, pick func([]choose.Load) int)) (placed, error) {
-	p := placed{list: list, policy: w.policy, reason: reasonPolicy}
+	p := placed{list: list, policy: w.policy, reason: reasonPolicy, busy: choose.Load(f.o.Busy)}
 	weights := w.weights
 	var pick blind
 	switch w.policy {

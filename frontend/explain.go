@@ -18,7 +18,8 @@ type explanation struct {
 	BlockSize int      `json:"block_size"`
 	Tokens    int      `json:"prompt_tokens"`     // estimated where the tokens are unknown
 	Weights   *weights `json:"weights,omitempty"` // where a cost decided
-	// Candidates are the worker ranks that were compared, the one chosen first and the others from the cheapest to the dearest.
+	// Candidates are the worker ranks that were compared, the one chosen first and the others from the cheapest to the dearest, at the
+	// end those that are busy.
 	Candidates []explained `json:"candidates"`
 	Omitted    int         `json:"omitted,omitempty"` // candidates for which there was no room
 }
@@ -61,12 +62,17 @@ func explain(w *want, p *placed) *explanation {
 			used = choose.LeastRequests
 		}
 		e.Weights = (*weights)(&used)
-		costs = choose.Choose(choose.Ask{Request: w.request(), Weights: used, Home: -1}, withLoads(p.list, p.loads)).Costs
+		costs = choose.Choose(choose.Ask{Request: w.request(), Weights: used, Busy: p.busy, Home: -1}, withLoads(p.list, p.loads)).Costs
 	}
 	order := []int{p.index}
 	if costs != nil {
 		for _, i := range choose.Rank(costs) {
 			if i != p.index {
+				order = append(order, i)
+			}
+		}
+		for i, cost := range costs {
+			if cost != cost && i != p.index { // busy
 				order = append(order, i)
 			}
 		}
@@ -83,7 +89,7 @@ func explain(w *want, p *placed) *explanation {
 		if o := c.overlap; w.k.overlapKnown(o.Any) {
 			x.Overlap = &tierBlocks{o.Device, o.Host, o.Disk, o.Any}
 		}
-		if costs != nil {
+		if costs != nil && costs[i] == costs[i] {
 			x.Cost = &costs[i]
 		}
 		e.Candidates = append(e.Candidates, x)

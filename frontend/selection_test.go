@@ -218,3 +218,28 @@ func TestSessionsUnderPowerOfTwo(t *testing.T) {
 		t.Errorf("30 sessions are at %v", homes)
 	}
 }
+
+// An explanation shows why a cheaper worker was not chosen: one that is busy comes last and has no cost, and is not left out.
+func TestExplanationOfBusyWorkers(t *testing.T) {
+	_, at := storetest.Miniredis(t)
+	var workers []Worker
+	for i := range 3 {
+		workers = append(workers, newEngine(t, fmt.Sprint("w", i)).worker())
+	}
+	f := start(t, Options{Index: openIndex(t, at, time.Minute), Workers: workers, Busy: Load{Requests: 1}})
+	for _, name := range []string{"first", "second", "first"} { // the repetition is where it was, though that is busy by now
+		_, text := f.post("/select_and_reserve?explain=1", fmt.Sprintf(`{"model_name":"llama","token_ids":[1,2,3],"selection_id":%q}`, name))
+		var s selection
+		if err := json.Unmarshal([]byte(text), &s); err != nil || len(s.Explain.Candidates) != 3 || s.Explain.Candidates[0].Worker != s.WorkerID {
+			t.Fatalf("%s: %v: %s", name, err, text)
+		}
+		for _, c := range s.Explain.Candidates {
+			if busy := c.Requests > 0; busy != (c.Cost == nil) {
+				t.Errorf("%s: %+v", name, c)
+			}
+		}
+		if last := s.Explain.Candidates[2]; name != "first" && last.Requests != 1 {
+			t.Errorf("%s: the last one is %+v", name, last)
+		}
+	}
+}
