@@ -99,4 +99,3 @@ func TestHeaderLimit(t *testing.T) {
 		t.Errorf("a large header: %v, %v", res, err)
 	}
 }
-
