@@ -107,7 +107,7 @@ type Options struct {
 	// Token, if set, returns what is sent to the workers as bearer token; "" means none.
 	Token func() string
 	// Lost, if set, is called when a worker has not answered three polls in a row, or leaves without answering: nobody works
-	// on what was sent to it. It must not call the fleet.
+	// on what was sent to it. While all workers are late, twelve polls. It must not call the fleet.
 	Lost func(Key)
 	// Logger gets one line per worker, catalog or name that comes or goes. Default: discard.
 	Logger *slog.Logger
@@ -153,11 +153,12 @@ type state struct {
 	// unregistered workers were taken out of the index on purpose: they get no new requests.
 	unregistered bool
 
-	unanswered int // polls in a row without any answer
+	unanswered int  // polls in a row without any answer
+	lost       bool // Options.Lost was told
 }
 
-// lostAfter polls in a row without any answer mean that nobody is there any more.
-const lostAfter = 3
+// lostAfter polls in a row without any answer mean that nobody is there any more; where all workers are late, more: time may be short here.
+const lostAfter, allLostAfter = 3, 12
 
 // health is what the last poll of a worker said.
 type health struct {

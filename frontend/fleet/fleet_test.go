@@ -197,6 +197,38 @@ func TestAllWorkersAreLate(t *testing.T) {
 	}
 }
 
+// A worker that is late three times in a row is lost, but not where all are late.
+func TestLostWorkers(t *testing.T) {
+	for name, c := range map[string]struct {
+		other error
+		want  int // polls
+	}{
+		"another one answers":        {nil, lostAfter},
+		"another one refuses":        {syscall.ECONNREFUSED, lostAfter},
+		"the other one is late, too": {os.ErrDeadlineExceeded, allLostAfter},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e1, e2 := newEngine(t, llama), newEngine(t, llama)
+			lost := map[string]int{}
+			f := newFleet(t, Options{
+				Workers:   []Worker{{ID: "w1", URL: e1.URL}, {ID: "w2", URL: e2.URL}},
+				Transport: outcomes{strings.TrimPrefix(e1.URL, "http://"): os.ErrDeadlineExceeded, strings.TrimPrefix(e2.URL, "http://"): c.other},
+				Lost:      func(k Key) { lost[k.ID]++ },
+			})
+			for n := 1; n <= allLostAfter+3; n++ {
+				f.Refresh(t.Context())
+				want := 0
+				if n >= c.want {
+					want = 1
+				}
+				if lost["w1"] != want {
+					t.Fatalf("after %d polls it was lost %d times, want %d", n, lost["w1"], want)
+				}
+			}
+		})
+	}
+}
+
 // What comes instead of an answer may be of a prompt, since polls and requests share connections: it is not repeated.
 func TestCauseRepeatsNothing(t *testing.T) {
 	var says atomic.Value

@@ -90,11 +90,19 @@ func (f *Fleet) poll(ctx context.Context, k Key) {
 	}
 	var unreachable *unreachableError
 	if errors.As(err, &unreachable) {
-		if s.unanswered++; s.unanswered == lostAfter && f.o.Lost != nil {
+		s.unanswered++
+	} else {
+		s.unanswered, s.lost = 0, false
+	}
+	patience := lostAfter
+	if isLate(err) && !f.othersAnswer(s) {
+		patience = allLostAfter
+	}
+	if s.unanswered >= patience && !s.lost {
+		s.lost = true
+		if f.o.Lost != nil {
 			f.o.Lost(k)
 		}
-	} else {
-		s.unanswered = 0
 	}
 	changed := !s.tried || is != s.state || isLate(err) != s.late || cause != s.cause || is == Healthy && !slices.Equal(models, s.models)
 	if !changed {
@@ -169,6 +177,16 @@ func Cause(err error) string {
 		return err.Error()
 	}
 	return "what it answers is no HTTP"
+}
+
+// othersAnswer says whether some other worker's health is not late: then time is not short here. f.mu is held.
+func (f *Fleet) othersAnswer(s *state) bool {
+	for _, o := range f.workers {
+		if o != s && o.tried && !o.late {
+			return true
+		}
+	}
+	return false
 }
 
 // isLate says whether an error is one of time: a worker that is gone, and one that is slow, look the same then.
