@@ -155,7 +155,7 @@ func classify(caller context.Context, err error) error {
 		if c, ok := replyClasses[word]; ok {
 			return &failure{c.kind, c.reason, err}
 		}
-		if strings.HasPrefix(rest, "max number of clients") ||
+		if strings.HasPrefix(rest, "max number of clients") || strings.HasPrefix(rest, "DB index") ||
 			strings.HasPrefix(rest, "The user executing the script can't") || strings.HasPrefix(rest, "ACL failure in script") {
 			return &failure{ErrUnavailable, ReasonConnection, err}
 		}

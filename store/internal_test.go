@@ -152,6 +152,7 @@ func TestClassify(t *testing.T) {
 		{here, replyError("NOAUTH Authentication required."), ErrUnavailable, ReasonConnection},
 		{here, replyError("NOPERM this user has no permissions"), ErrUnavailable, ReasonConnection},
 		{here, replyError("ERR max number of clients reached"), ErrUnavailable, ReasonConnection},
+		{here, replyError("ERR DB index is out of range"), ErrUnavailable, ReasonConnection},
 		{here, replyError("WRONGTYPE Operation against a key holding the wrong kind of value"), ErrCorrupt, ReasonCorrupt},
 		{here, replyError("ERR unknown command"), ErrCorrupt, ReasonCorrupt},
 		{here, fmt.Errorf("slot map: %w", ErrCorrupt), ErrCorrupt, ReasonCorrupt},

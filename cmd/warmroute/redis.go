@@ -84,8 +84,13 @@ func indexAway(err error) error {
 	case store.ReasonRefused:
 		advice = "Redis takes no writes: it is full, a replica, or could not save; redis-cli INFO says which"
 	default:
-		if errors.As(err, &network) {
+		switch text := err.Error(); {
+		case errors.As(err, &network):
 			advice = "start Redis there, or name the right one by --redis"
+		case strings.Contains(text, "DB index"):
+			advice = "Redis has no database of that number, with which the URL of --redis ends"
+		case strings.Contains(text, "redis: invalid reply"), strings.Contains(text, "redis: can't parse"):
+			advice = "what answers at --redis is no Redis"
 		}
 	}
 	return fmt.Errorf("%w (%s)", err, advice)
