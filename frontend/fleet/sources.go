@@ -131,14 +131,15 @@ func (f *Fleet) list(pools []kvcache.PoolID, streams []store.Stream, complete bo
 		l := found[k]
 		if l == nil {
 			l = &listing{}
-			w, err := newState(Worker{ID: st.Worker, URL: st.URL, Engine: st.Engine, Tenant: st.Pool.Tenant}, SourceIndex)
-			if err == nil {
-				l.worker = w
-			}
 			if old := f.listed[k]; old != nil && !complete {
 				l.ranks, l.pools = slices.Clone(old.ranks), slices.Clone(old.pools)
 			}
 			found[k] = l
+		}
+		if l.worker == nil { // not every stream has a URL: that of a loaded dump has none
+			if w, err := newState(Worker{ID: st.Worker, URL: st.URL, Engine: st.Engine, Tenant: st.Pool.Tenant}, SourceIndex); err == nil {
+				l.worker = w
+			}
 		}
 		l.ranks = append(l.ranks, st.Rank)
 		if !slices.Contains(l.pools, st.Pool) {

@@ -108,6 +108,20 @@ func TestOneURLUnderTwoIDs(t *testing.T) {
 	}
 }
 
+// A dump that was loaded into another pool lists the workers again, without a URL. That takes nobody away.
+func TestStreamWithoutURLHidesNoWorker(t *testing.T) {
+	e := newEngine(t, llama)
+	loaded, known := stream("w1", 0, ""), stream("w1", 0, e.URL)
+	loaded.Pool.Model = "a-loaded-one"
+	for _, order := range [][]store.Stream{{loaded, known}, {known, loaded}} {
+		f := newFleet(t, Options{Catalog: &catalog{pools: []kvcache.PoolID{llamaPool}, streams: order}, Grace: -1})
+		f.Refresh(t.Context())
+		if got := states(f); got != "w1 healthy" {
+			t.Errorf("with the stream of %s first: %q", order[0].Pool, got)
+		}
+	}
+}
+
 // Two tenants may give their workers the same id.
 func TestSameIDInTwoTenants(t *testing.T) {
 	e1, e2, e3 := newEngine(t, llama), newEngine(t, llama), newEngine(t, llama)
