@@ -33,6 +33,10 @@ func (topCmd) Help() string {
 	return `The index state, requests per second, hit ratio and every worker rank, live: what the page /ui of the frontend shows, in a
 terminal. Ctrl-C ends it.
 
+REQUESTS are under way from this frontend, OF ALL from all of them. REQ/S and HITS, the share of the prompts' blocks that were there, are over about a
+minute. DEVICE to PREDICTED are the blocks that the rank holds, by tier. SEQ is the number of the engine's last message in the index, LAG how long ago its
+stream last changed or was renewed: with Redis at hand at most about ten seconds, also while the engine is idle.
+
 Example:
 
     warmroute top --frontend http://10.0.0.7:8080
@@ -257,13 +261,21 @@ func (p *picture) of(m *watched, tint tinted) string {
 				breaks, restarts = breaks+s.Breaks, restarts+s.Restarts
 				seq, lag = fmt.Sprint(s.Watermark), max(0, m.Time.Sub(s.Updated)).Round(100*time.Millisecond).String()
 			}
-			_, _ = fmt.Fprintf(t, "%s/%d\t%s\t%d\t%s\t%.1f\t%s\t%d\t%d\t%d\t%d\t%s\t%s\t%d\t%d\t%s\n", w.ID, r.Rank, w.State, r.Load.Requests, shared,
-				r.PerSecond, hits, sum.Device, sum.Host, sum.Disk, sum.Predicted, seq, lag, breaks, restarts, tint.bad(w.Cause))
+			held := fmt.Sprintf("%d\t%d\t%d\t%d\t%s\t%s\t%d\t%d", sum.Device, sum.Host, sum.Disk, sum.Predicted, seq, lag, breaks, restarts)
+			if m.Index.Read == nil && len(r.Streams) == 0 {
+				held = "-\t-\t-\t-\t-\t-\t-\t-" // nobody knows, which is not none
+			}
+			_, _ = fmt.Fprintf(t, "%s/%d\t%s\t%d\t%s\t%.1f\t%s\t%s\t%s\n", w.ID, r.Rank, w.State, r.Load.Requests, shared,
+				r.PerSecond, hits, held, tint.bad(w.Cause))
 		}
 	}
 	_ = t.Flush() // a Builder takes everything
-	if m.Index.ReadError != "" {
-		b.WriteString("\nBlocks and streams are as last read: " + m.Index.ReadError + "\n")
+	switch {
+	case m.Index.ReadError == "":
+	case m.Index.Read == nil:
+		b.WriteString("\nBlocks and streams were not read yet, and cannot be now: " + m.Index.ReadError + "\n")
+	default:
+		fmt.Fprintf(&b, "\nBlocks and streams are as read %v ago: %s\n", max(0, m.Time.Sub(*m.Index.Read)).Round(time.Second), m.Index.ReadError)
 	}
 	return b.String()
 }
