@@ -85,6 +85,9 @@ func TestCommandsAskRunningProcesses(t *testing.T) {
 	if out := run(0, "events", "--past", warm.replay); !strings.Contains(out, "message 0: batch of ") || !strings.Contains(out, "stored") {
 		t.Errorf("events --past: %s", out)
 	}
+	if out := run(1, "events", warm.replay); !strings.Contains(out, "--past asks there") {
+		t.Errorf("events at the replay endpoint: %s", out)
+	}
 	for line := range strings.Lines(run(0, "events", "--past", "--json", warm.replay)) {
 		var m struct {
 			Batch struct{ Events []any }

@@ -64,7 +64,7 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("the pool has %s %s, this request wants %s", e.Field, e.Have, e.Want)
+	return fmt.Sprintf("the pool has %s %s, not %s", e.Field, e.Have, e.Want)
 }
 
 // Unwrap makes a conflict an [ErrInvalid].

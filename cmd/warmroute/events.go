@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/warmroute/warmroute/indexer/wire"
@@ -99,7 +100,15 @@ func (c eventsCmd) read(ctx context.Context, out io.Writer) (n int, err error) {
 	conn, err := zmtp.Dial(dialling, c.Endpoint, kind, o)
 	cancel()
 	if err != nil {
-		return 0, fmt.Errorf("%w (does the engine publish KV events there? vLLM and SGLang: --kv-events-config)", err)
+		hint := "does the engine publish KV events there? vLLM and SGLang: --kv-events-config"
+		switch {
+		case !errors.Is(err, zmtp.ErrProtocol):
+		case c.Past:
+			hint = "is this its replay endpoint? At the one of its events, leave out --past"
+		case strings.Contains(err.Error(), "ROUTER"):
+			hint = "this is its replay endpoint: --past asks there"
+		}
+		return 0, fmt.Errorf("%w (%s)", err, hint)
 	}
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()

@@ -80,7 +80,7 @@ func (c loadCmd) Run(ctx context.Context, std *stdio, logger *slog.Logger) error
 	r, err := s.Restore(ctx, pool, c.BlockSize)
 	if err != nil {
 		if c.BlockSize == 0 && errors.Is(err, store.ErrInvalid) {
-			return usagef("--block-size is missing: %w", err)
+			return usagef("--block-size is missing: the pool %s does not exist yet", pool)
 		}
 		return indexAway(err)
 	}
