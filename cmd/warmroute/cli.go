@@ -15,7 +15,7 @@ import (
 // Exit codes of every command.
 const (
 	exitOK     = 0
-	exitFailed = 1 // it failed, or found what it looks for (differences, problems)
+	exitFailed = 1 // it failed, or what it looked at is not well (differences, problems)
 	exitUsage  = 2 // wrong flags, variables or configuration file
 )
 
@@ -29,7 +29,7 @@ variable, and by a key of the YAML file that --config names, all under the same 
 --lookup-budget, WARMROUTE_LOOKUP_BUDGET, lookup-budget. A flag wins over the variable, the
 variable over the file, the file over the default. The other flags act once.
 
-Exit codes: 0 done; 1 failed, or found what it looks for; 2 wrong flags or configuration.
+Exit codes: 0 done; 1 failed, or what it looked at is not well; 2 wrong flags or configuration.
 SIGINT and SIGTERM drain and then end; a second signal ends at once.`
 
 // cli is the whole command line: one field per command, the settings in one documented struct

@@ -38,6 +38,10 @@ Example: token ids
 
     warmroute explain --model llama --tokens 1,2,3,4 --json
 
+COST is 4 for each block of prompts that waits there, 32 for each block of this prompt that has to be computed, and 1 for each block that
+requests under way occupy, unless the policy or its weights are others; the lowest wins. OVERLAP counts blocks from the first on, without a hole; DEVICE does so on the device alone, HOST there or on the host, DISK on any
+of the three, so that each is at least the one before. REQUESTS, PREFILL (tokens) and DECODE (blocks) are under way there.
+
 In a bar: D device, H host, d disk, p predicted, _ a hole, . not held; one letter may stand for several blocks.
 
 Exit codes: 0 the answer comes from the index; 1 nobody answers, or the index is away and the fallback's choice is shown; 2 wrong flags.`

@@ -25,6 +25,9 @@ func (workersCmd) Help() string {
 	return `One line per worker rank: can a frontend send requests to it, what is under way there, and does an indexer
 follow its KV events into the index? A worker that only one of them knows stands out: the id must be the same.
 
+REQUESTS are under way from this frontend. SEQ is the number of the last message of the engine that is in the index, -1 before the first, LAG the time
+that one took, GAPS and RESETS are those that the indexer has seen. While Redis is away the table is as each process knows it, and the last line says so.
+
 Example:
 
     warmroute workers --frontend http://10.0.0.7:8080 --indexer http://10.0.0.8:9201

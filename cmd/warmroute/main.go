@@ -2,7 +2,7 @@
 //
 // One binary holds every part: indexer, frontend, simulated engine, and the tools to look into
 // a running index. Each command explains itself with --help. Exit codes: 0 done, 1 failed or
-// found what it looks for (differences, problems), 2 wrong flags or configuration.
+// what it looked at is not well (differences, problems), 2 wrong flags or configuration.
 package main
 
 import (

@@ -68,6 +68,9 @@ order of the policies, not the seconds.
 
 The policies: ` + strings.Join(replay.Policies, ", ") + `.
 Traces in this form are published by the Mooncake project (github.com/kvcache-ai/Mooncake, FAST25-release/traces).
+A line of one, in ms and tokens, with an id for each 512 tokens of the prompt; equal ids from the first on are an equal prefix:
+
+    {"timestamp": 0, "input_length": 1500, "output_length": 50, "hash_ids": [1, 2, 3]}
 
 Example: all policies on a fleet of eight
 
