@@ -28,7 +28,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	sizes := prometheus.ExponentialBuckets(1, 4, 8)        // 1 to 16,384
 	return &metrics{
 		linkUp: f.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "warmroute_index_link_up", Help: "1 while the index shard answers, 0 while it is away.",
+			Name: "warmroute_index_link_up", Help: "1 while the index shard answers, 0 while it is away, as requests find it: without any, and in an indexer, it stays as it is.",
 		}, []string{"shard"}),
 		linkTransitions: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "warmroute_index_link_transitions_total", Help: "Changes of the link's state, by the state it changed to (up or down).",
