@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/warmroute/warmroute/frontend/choose"
 	"github.com/warmroute/warmroute/kvcache"
 )
 
@@ -21,10 +22,11 @@ type explainCmd struct {
 
 // Help is the long form of the command's help.
 func (explainCmd) Help() string {
-	return `Where would a frontend send this prompt, and why there? One line per candidate: which blocks of the prompt it holds, what else it
+	w := choose.Default
+	return fmt.Sprintf(`Where would a frontend send this prompt, and why there? One line per candidate: which blocks of the prompt it holds, what else it
 has to do, and the cost that the choice compares. Nothing is generated, routed or counted. The same as the prefix explorer of the
 frontend's page /ui.
-` + promptHelp + `
+`+promptHelp+`
 
 Example: a completion's prompt
 
@@ -38,13 +40,14 @@ Example: token ids
 
     warmroute explain --model llama --tokens 1,2,3,4 --json
 
-COST is 4 for each block of prompts that waits there, 32 for each block of this prompt that has to be computed, and 1 for each block that
+COST is %g for each block of prompts that waits there, %g for each block of this prompt that has to be computed, and %g for each block that
 requests under way occupy, unless the policy or its weights are others; the lowest wins. OVERLAP counts blocks from the first on, without a hole; DEVICE does so on the device alone, HOST there or on the host, DISK on any
 of the three, so that each is at least the one before. REQUESTS, PREFILL (tokens) and DECODE (blocks) are under way there.
 
 In a bar: D device, H host, d disk, p predicted, _ a hole, . not held; one letter may stand for several blocks.
 
-Exit codes: 0 the answer comes from the index; 1 nobody answers, or the index is away and the fallback's choice is shown; 2 wrong flags.`
+Exit codes: 0 the answer comes from the index; 1 nobody answers, or the index is away and the fallback's choice is shown; 2 wrong flags.`,
+		w.PrefillScale, w.PrefillScale*w.Miss, w.Decode)
 }
 
 // explained is the answer of POST /ui/explore.

@@ -94,8 +94,8 @@ func (f *Fleet) poll(ctx context.Context, k Key) {
 	} else {
 		s.unanswered, s.lost = 0, false
 	}
-	patience := lostAfter
-	if isLate(err) && !f.othersAnswer(s) {
+	late, patience := isLate(err), lostAfter
+	if late && !f.othersAnswer(s) {
 		patience = allLostAfter
 	}
 	if s.unanswered >= patience && !s.lost {
@@ -104,7 +104,7 @@ func (f *Fleet) poll(ctx context.Context, k Key) {
 			f.o.Lost(k)
 		}
 	}
-	changed := !s.tried || is != s.state || isLate(err) != s.late || cause != s.cause || is == Healthy && !slices.Equal(models, s.models)
+	changed := !s.tried || is != s.state || late != s.late || cause != s.cause || is == Healthy && !slices.Equal(models, s.models)
 	if !changed {
 		return
 	}
@@ -116,7 +116,7 @@ func (f *Fleet) poll(ctx context.Context, k Key) {
 			f.o.Logger.Warn("worker down", "worker", k.String(), "url", base, "state", is.String(), "cause", cause)
 		}
 	}
-	s.state, s.cause, s.late, s.tried = is, cause, isLate(err), true
+	s.state, s.cause, s.late, s.tried = is, cause, late, true
 	if is == Healthy {
 		s.models, s.polled = models, true
 	}

@@ -42,25 +42,25 @@ type Snapshot struct {
 	catalog Status
 	names   map[string]Status
 	updated time.Time
-	counts  [3]int                     // of nodes, by State
-	taking  int                        // nodes that are in any target
-	late    map[kvcache.PoolID][]*Node // by model name: nodes whose health is late
+	counts  [3]int // of nodes, by State
+	taking  int    // nodes that are in any target
+	known   bool
+	next    <-chan struct{}
 
 	strained bool // late nodes take requests
-	known    bool
-	next     <-chan struct{}
 }
 
 // newSnapshot copies what f knows; f.mu is held.
 func newSnapshot(f *Fleet, next <-chan struct{}) *Snapshot {
 	s := &Snapshot{
-		targets: map[kvcache.PoolID]Target{}, late: map[kvcache.PoolID][]*Node{}, models: map[string][]Model{}, pools: maps.Clone(f.pools),
+		targets: map[kvcache.PoolID]Target{}, models: map[string][]Model{}, pools: maps.Clone(f.pools),
 		catalog: f.catalog, names: map[string]Status{}, updated: f.updated, next: next,
 	}
 	for name, r := range f.resolved {
 		s.names[name] = r.status
 	}
 	answered, tried := false, true
+	var late []*Node
 	for _, k := range slices.SortedFunc(maps.Keys(f.workers), Key.compare) {
 		w := f.workers[k]
 		n := &Node{
@@ -75,28 +75,38 @@ func newSnapshot(f *Fleet, next <-chan struct{}) *Snapshot {
 		s.counts[n.State]++
 		bases := s.bases(n)
 		for _, m := range n.Models {
-			s.add(n, m, bases, w.late && !w.unregistered)
+			s.add(n, m, bases)
+		}
+		if w.late && !w.unregistered {
+			late = append(late, n)
 		}
 	}
-	s.strain()
+	s.strain(late)
 	s.known = answered && tried
 	return s
 }
 
 // strain gives the requests for models without a healthy worker to those that are late.
-func (s *Snapshot) strain() {
-	taking := map[*Node]bool{}
-	for name, t := range s.targets {
-		if len(t.Nodes) == 0 {
-			t.Nodes = s.late[name]
+func (s *Snapshot) strain(late []*Node) {
+	s.taking = s.counts[Healthy]
+	strained := map[kvcache.PoolID]bool{} // model names without a healthy worker
+	for _, n := range late {
+		takes := false
+		for _, m := range n.Models {
+			name := kvcache.PoolID{Tenant: n.Tenant, Model: m.ID}
+			t := s.targets[name]
+			if len(t.Nodes) > 0 && !strained[name] {
+				continue
+			}
+			strained[name], takes = true, true
+			t.Nodes = append(t.Nodes, n)
 			s.targets[name] = t
-			s.strained = s.strained || len(t.Nodes) > 0
 		}
-		for _, n := range t.Nodes {
-			taking[n] = true
+		if takes {
+			s.taking++
 		}
 	}
-	s.taking = len(taking)
+	s.strained = len(strained) > 0
 }
 
 // bases maps each name that a worker serves a base model under to the one that names its pool: of names with
@@ -120,7 +130,7 @@ func (s *Snapshot) bases(n *Node) map[string]string {
 	return out
 }
 
-func (s *Snapshot) add(n *Node, m Model, bases map[string]string, late bool) {
+func (s *Snapshot) add(n *Node, m Model, bases map[string]string) {
 	name := kvcache.PoolID{Tenant: n.Tenant, Model: m.ID}
 	t, seen := s.targets[name]
 	if !seen {
@@ -130,11 +140,8 @@ func (s *Snapshot) add(n *Node, m Model, bases map[string]string, late bool) {
 		}
 		s.models[n.Tenant] = append(s.models[n.Tenant], m)
 	}
-	switch {
-	case n.State == Healthy:
+	if n.State == Healthy {
 		t.Nodes = append(t.Nodes, n)
-	case late:
-		s.late[name] = append(s.late[name], n)
 	}
 	t.MaxLen = max(t.MaxLen, m.MaxModelLen)
 	s.targets[name] = t
